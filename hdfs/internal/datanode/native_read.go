@@ -18,6 +18,7 @@ func (dn *DataNode) NativeCalls(mux *verbena.Mux) {
 	mux.Short(native.MethodReadNow, dn.nativeReadNow)
 	mux.Long(native.MethodWindow, dn.nativeWindow)
 	mux.Stream(native.MethodRing, dn.nativeRing)
+	mux.Stream(native.MethodPush, dn.nativePush)
 }
 
 // nativeRead reads a range into registered memory and sends it from there. As HDFS does

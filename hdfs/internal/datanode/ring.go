@@ -56,7 +56,15 @@ type ring struct {
 
 // nativeRing has a client read a range through a ring.
 func (dn *DataNode) nativeRing(q verbena.Request, s *verbena.Stream) {
-	err := dn.serveRing(q, s)
+	dn.answerRing(q, dn.serveRing(q, s))
+}
+
+// nativePush puts a range into a client's ring.
+func (dn *DataNode) nativePush(q verbena.Request, s *verbena.Stream) {
+	dn.answerRing(q, dn.servePush(q, s))
+}
+
+func (dn *DataNode) answerRing(q verbena.Request, err error) {
 	if err == nil {
 		_ = q.Reply(nil) // its error is that of the endpoint, whose end tells more
 		return
@@ -73,8 +81,41 @@ func (dn *DataNode) serveRing(q verbena.Request, s *verbena.Stream) error {
 	if err != nil {
 		return err
 	}
+	return dn.feed(q, s, &req, header, func(f *feeder) error {
+		g, err := dn.rings.take(q.Context(), q.Caller())
+		if err != nil {
+			return err
+		}
+		defer dn.rings.put(g)
+		slots := pulled{g}
+		err = f.run(q.Context(), slots, native.AppendRing(f.scratch[:0], &native.Ring{Sum: f.r.Sum, Token: g.exposure.Token()}))
+		g.spoilt = !f.finished && f.free < native.RingSlots
+		return err
+	})
+}
+
+func (dn *DataNode) servePush(q verbena.Request, s *verbena.Stream) error {
+	req, ring, header, err := native.ParsePushRequest(q.Payload())
+	if err != nil {
+		return err
+	}
+	return dn.feed(q, s, &req, header, func(f *feeder) error {
+		bound := limit.New(q.Context(), time.Now(), dn.cfg.WriteTimeout)
+		memory, err := q.Caller().Endpoint().Buffer(bound, native.SlotData+native.SlotSums)
+		bound.End()
+		if err != nil {
+			return fmt.Errorf("%w: %w", errNoWindow, err)
+		}
+		defer memory.Release()
+		slots := &pushed{ep: q.Caller().Endpoint(), ring: ring, piece: memory, timeout: dn.cfg.WriteTimeout}
+		return f.run(q.Context(), slots, native.AppendPush(f.scratch[:0], f.r.Sum))
+	})
+}
+
+// feed calls run with a feeder for a range that a client asks for.
+func (dn *DataNode) feed(q verbena.Request, s *verbena.Stream, req *native.RingRequest, header []byte, run func(*feeder) error) error {
 	if q.Caller().Endpoint().Selection().Transport == verbena.TransportTCP {
-		return fmt.Errorf("%w: over TCP a Get is a message, too", errNoWindow)
+		return fmt.Errorf("%w: over TCP a Get and a Put are messages, too", errNoWindow)
 	}
 	if n := dn.transfers.Add(1); n > int64(dn.cfg.MaxTransfers) {
 		dn.transfers.Add(-1)
@@ -89,24 +130,56 @@ func (dn *DataNode) serveRing(q verbena.Request, s *verbena.Stream) error {
 	if !native.RingFits(r.Sum) {
 		return fmt.Errorf("%w: chunks of %d bytes do not fit one", errNoWindow, r.Sum.BytesPerChunk)
 	}
-	g, err := dn.rings.take(q.Context(), q.Caller())
-	if err != nil {
-		return err
-	}
-	defer dn.rings.put(g)
-	dn.rings.served.Add(1)
-	dn.reads.served.Add(1)
-	dn.reads.bytes.Add(uint64(req.Length))
 	defer context.AfterFunc(dn.ctx, func() { _ = s.Close() })() // its error says nothing
 	bpc := int64(r.Sum.BytesPerChunk)
-	f := feeder{dn: dn, s: s, r: r, ring: g, free: native.RingSlots, size: firstPiece, unverified: req.Unverified}
+	f := feeder{dn: dn, s: s, r: r, free: native.RingSlots, size: firstPiece, unverified: req.Unverified, length: req.Length}
 	f.off = req.Offset / bpc * bpc
 	f.end = min((req.Offset+req.Length+bpc-1)/bpc*bpc, r.Length)
 	f.advised = f.off
-	err = f.run(q.Context())
+	err = run(&f)
 	dn.noteCorrupt(r.Reader, err)
-	g.spoilt = !f.finished && f.free < native.RingSlots
 	return err
+}
+
+// slots are those of a ring.
+type slots interface {
+	// memory is where the next piece is read to, of n bytes of data and sums of checksums, for
+	// the slot of a number.
+	memory(slot uint64, n, sums int) (data, behind []byte)
+	// fill brings what has been read there into the slot.
+	fill(ctx context.Context, slot uint64, n, sums int) error
+}
+
+// pulled are slots of this side's, which the client reads by Get.
+type pulled struct{ *ring }
+
+func (p pulled) memory(slot uint64, n, sums int) (data, behind []byte) {
+	at, from := native.Slot(slot)
+	all := p.ring.memory.Bytes()
+	return all[at : at+n], all[from : from+sums]
+}
+
+func (pulled) fill(context.Context, uint64, int, int) error { return nil }
+
+// pushed are slots of the client's, into which pieces are put. They all come out of one
+// memory, since a Put is done when it returns.
+type pushed struct {
+	ep      *verbena.Endpoint
+	ring    verbena.Token
+	piece   *verbena.Buffer
+	timeout time.Duration // of a client that takes nothing
+}
+
+func (p *pushed) memory(_ uint64, n, sums int) (data, behind []byte) {
+	all := p.piece.Bytes()
+	return all[:n], all[n : n+sums]
+}
+
+func (p *pushed) fill(ctx context.Context, slot uint64, n, sums int) error {
+	at, _ := native.Slot(slot)
+	bound := limit.New(ctx, time.Now(), p.timeout)
+	defer bound.End()
+	return p.ep.PutBuffer(bound, p.ring, at, p.piece, 0, n+sums)
 }
 
 // A feeder fills the slots of a ring for one reader.
@@ -114,8 +187,9 @@ type feeder struct {
 	dn         *DataNode
 	s          *verbena.Stream
 	r          *keptReplica
-	ring       *ring
-	unverified bool // the client compares nothing
+	slots      slots
+	unverified bool  // the client compares nothing
+	length     int64 // of what was asked for
 
 	off, end int64 // what is still to be read: from a chunk's start to one's end, or the block's
 	advised  int64 // up to where the kernel has been told to read
@@ -126,16 +200,20 @@ type feeder struct {
 	scratch  [max(native.RingLen, native.FilledLen)]byte
 }
 
-// run fills slots until the client has given back all of them, or says that it is
-// finished.
-func (f *feeder) run(ctx context.Context) error {
-	if _, err := f.s.Write(native.AppendRing(f.scratch[:0], &native.Ring{Sum: f.r.Sum, Token: f.ring.exposure.Token()})); err != nil {
+// run sends first, and fills slots until the client has given back all of them, or says that
+// it is finished.
+func (f *feeder) run(ctx context.Context, slots slots, first []byte) error {
+	f.slots = slots
+	f.dn.rings.served.Add(1)
+	f.dn.reads.served.Add(1)
+	f.dn.reads.bytes.Add(uint64(f.length))
+	if _, err := f.s.Write(first); err != nil {
 		return err
 	}
 	for !f.finished && (f.off < f.end || f.free < native.RingSlots) {
 		var err error
 		if f.free > 0 && f.off < f.end {
-			err = f.fill()
+			err = f.fill(ctx)
 		} else {
 			err = f.wait(ctx)
 		}
@@ -147,18 +225,20 @@ func (f *feeder) run(ctx context.Context) error {
 }
 
 // fill reads a piece into the next slot, and tells the client.
-func (f *feeder) fill() error {
+func (f *feeder) fill(ctx context.Context) error {
 	f.advise()
 	bpc := f.r.Sum.BytesPerChunk
 	n := int(min(int64(max(bpc, f.size/bpc*bpc)), f.end-f.off))
 	sums := int(f.r.Sum.Chunks(int64(n))) * f.r.Sum.Size()
-	at, behind := native.Slot(f.pieces)
-	memory := f.ring.memory.Bytes()
+	data, behind := f.slots.memory(f.pieces, n, sums)
 	read := (*store.Reader).Read
 	if f.unverified {
 		read = (*store.Reader).ReadVerified
 	}
-	if err := read(f.r.Reader, memory[at:at+n], memory[behind:behind+sums], f.off); err != nil {
+	if err := read(f.r.Reader, data, behind, f.off); err != nil {
+		return err
+	}
+	if err := f.slots.fill(ctx, f.pieces, n, sums); err != nil {
 		return err
 	}
 	filled := native.Filled{Offset: f.off, Data: n, Sums: sums}

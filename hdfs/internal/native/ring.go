@@ -14,12 +14,18 @@ import (
 // not need any more. It fails with CodeNotNow where there is no memory for a ring.
 const MethodRing uint32 = 4
 
+// MethodPush reads a long range as MethodRing does, but through a ring of the client: the
+// DataNode puts the pieces into its slots, so that nothing is asked for piece by piece.
+// It fails with CodeNotNow over TCP, where a Put is a message, too.
+const MethodPush uint32 = 5
+
 // Sizes of a ring in bytes.
 const (
 	// RingSlots is how many slots a ring has.
 	RingSlots = 4
 	// SlotData is how many bytes of a block a slot has at most, and SlotSums how many of
-	// checksums, which stand behind the room for data.
+	// checksums, which stand behind the room for data, or, in a ring of the client, behind
+	// the data itself.
 	SlotData = 512 << 10
 	SlotSums = 8 << 10
 	slotSize = SlotData + SlotSums
@@ -28,9 +34,11 @@ const (
 
 	// RingLen is the length of what a DataNode sends first, and FilledLen that of what it
 	// sends for each slot.
-	RingLen        = 8 + verbena.TokenSize
+	RingLen        = PushLen + verbena.TokenSize
 	FilledLen      = 16
 	ringRequestLen = 24
+	// PushLen is the length of what it sends first where the ring is the client's.
+	PushLen = 8
 	// RingFinished is what a client sends that needs no slot any more. Lower bytes, of
 	// RingSlots at most, are numbers of slots.
 	RingFinished = 0xff
@@ -71,6 +79,30 @@ func ParseRingRequest(b []byte) (q RingRequest, header []byte, err error) {
 	return q, b[ringRequestLen:], nil
 }
 
+// AppendPushRequest appends the payload of a [MethodPush]: ring is the client's, which the
+// DataNode may write to.
+func AppendPushRequest(dst []byte, q *RingRequest, ring verbena.Token, header []byte) []byte {
+	return append(ring.Append(AppendRingRequest(dst, q, nil)), header...)
+}
+
+// ParsePushRequest decodes the payload of a [MethodPush], as ParseRingRequest does.
+func ParsePushRequest(b []byte) (q RingRequest, ring verbena.Token, header []byte, err error) {
+	const front = ringRequestLen + verbena.TokenSize
+	if len(b) < front || len(b) > front+MaxRequest {
+		return q, ring, nil, fmt.Errorf("%w: a request for a push of %d bytes", ErrMalformed, len(b))
+	}
+	if q, _, err = ParseRingRequest(b[:ringRequestLen]); err != nil {
+		return q, ring, nil, err
+	}
+	if ring, err = verbena.ParseToken(b[ringRequestLen:front]); err != nil {
+		return q, ring, nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if ring.Len() != RingBytes || ring.Rights()&verbena.MayWrite == 0 {
+		return q, ring, nil, fmt.Errorf("%w: a client's ring of %d bytes, rights %#02x", ErrMalformed, ring.Len(), uint8(ring.Rights()))
+	}
+	return q, ring, b[front:], nil
+}
+
 // A Ring is memory of a DataNode with RingSlots slots, for one reader.
 type Ring struct {
 	Sum   transfer.Checksum
@@ -83,24 +115,40 @@ func RingFits(sum transfer.Checksum) bool {
 }
 
 // AppendRing appends what a DataNode sends first.
-func AppendRing(dst []byte, r *Ring) []byte {
-	dst = append(dst, byte(r.Sum.Type), 0, 0, 0)
-	dst = binary.BigEndian.AppendUint32(dst, uint32(r.Sum.BytesPerChunk))
-	return r.Token.Append(dst)
+func AppendRing(dst []byte, r *Ring) []byte { return r.Token.Append(AppendPush(dst, r.Sum)) }
+
+// AppendPush appends what a DataNode sends first where the ring is the client's.
+func AppendPush(dst []byte, sum transfer.Checksum) []byte {
+	dst = append(dst, byte(sum.Type), 0, 0, 0)
+	return binary.BigEndian.AppendUint32(dst, uint32(sum.BytesPerChunk))
+}
+
+// ParsePush decodes what a DataNode sends first where the ring is the client's.
+func ParsePush(b []byte) (sum transfer.Checksum, err error) {
+	if len(b) != PushLen || b[1]|b[2]|b[3] != 0 {
+		return sum, fmt.Errorf("%w: a push that begins with %d bytes", ErrMalformed, len(b))
+	}
+	if sum, err = transfer.NewChecksum(hdfspb.ChecksumTypeProto(b[0]), binary.BigEndian.Uint32(b[4:])); err != nil {
+		return sum, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if !RingFits(sum) {
+		return sum, fmt.Errorf("%w: chunks of %d bytes do not fit a slot", ErrMalformed, sum.BytesPerChunk)
+	}
+	return sum, nil
 }
 
 // ParseRing decodes what a DataNode sends first.
 func ParseRing(b []byte) (r Ring, err error) {
-	if len(b) != RingLen || b[1]|b[2]|b[3] != 0 {
-		return r, fmt.Errorf("%w: a ring of %d bytes", ErrMalformed, len(b))
+	if len(b) != RingLen {
+		return r, fmt.Errorf("%w: a ring that begins with %d bytes", ErrMalformed, len(b))
 	}
-	if r.Sum, err = transfer.NewChecksum(hdfspb.ChecksumTypeProto(b[0]), binary.BigEndian.Uint32(b[4:])); err != nil {
+	if r.Sum, err = ParsePush(b[:PushLen]); err != nil {
+		return r, err
+	}
+	if r.Token, err = verbena.ParseToken(b[PushLen:]); err != nil {
 		return r, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	if r.Token, err = verbena.ParseToken(b[8:]); err != nil {
-		return r, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	if !RingFits(r.Sum) || r.Token.Len() != RingBytes || r.Token.Rights()&verbena.MayRead == 0 {
+	if r.Token.Len() != RingBytes || r.Token.Rights()&verbena.MayRead == 0 {
 		return r, fmt.Errorf("%w: a ring of %d bytes, with chunks of %d", ErrMalformed, r.Token.Len(), r.Sum.BytesPerChunk)
 	}
 	return r, nil

@@ -2,8 +2,10 @@ package native
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
@@ -51,6 +53,58 @@ func FuzzParseRingRequest(f *testing.F) {
 		}
 		if !bytes.Equal(AppendRingRequest(nil, &q, header), b) {
 			t.Errorf("%x came back as %+v", b, q)
+		}
+	})
+}
+
+func FuzzParsePushRequest(f *testing.F) {
+	ring := rightsOf(f, verbena.MayWrite, RingBytes)
+	f.Add(AppendPushRequest(nil, &RingRequest{Offset: 5, Length: 1 << 30, Unverified: true}, ring, []byte{8, 1}))
+	f.Add(AppendPushRequest(nil, &RingRequest{Length: 1}, ring, nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		q, ring, header, err := ParsePushRequest(b)
+		if err != nil {
+			return
+		}
+		if q.Offset < 0 || q.Length < 1 || q.Offset+q.Length < 1 || ring.Len() != RingBytes || ring.Rights()&verbena.MayWrite == 0 {
+			t.Errorf("%+v, %v", q, ring)
+		}
+		if !bytes.Equal(AppendPushRequest(nil, &q, ring, header), b) {
+			t.Errorf("%x came back as %+v", b, q)
+		}
+	})
+}
+
+// A push goes into a whole ring that may be written to, and nowhere else.
+func TestPushRequestsAreChecked(t *testing.T) {
+	writable := func(n int) verbena.Token { return rightsOf(t, verbena.MayWrite, n) }
+	good := AppendPushRequest(nil, &RingRequest{Length: 1}, writable(RingBytes), []byte{8})
+	if _, _, header, err := ParsePushRequest(good); err != nil || !bytes.Equal(header, []byte{8}) {
+		t.Fatalf("header %v: %v", header, err)
+	}
+	for what, b := range map[string][]byte{
+		"a smaller ring": AppendPushRequest(nil, &RingRequest{Length: 1}, writable(RingBytes-8), nil),
+		"a larger ring":  AppendPushRequest(nil, &RingRequest{Length: 1}, writable(RingBytes+8), nil),
+		"for reading":    AppendPushRequest(nil, &RingRequest{Length: 1}, token(t, RingBytes), nil),
+		"no range":       AppendPushRequest(nil, &RingRequest{}, writable(RingBytes), nil),
+		"cut off":        good[:ringRequestLen+verbena.TokenSize-1],
+		"too long":       append(good, make([]byte, MaxRequest)...),
+	} {
+		if _, _, _, err := ParsePushRequest(b); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func FuzzParsePush(f *testing.F) {
+	f.Add(AppendPush(nil, transfer.CRC32C()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sum, err := ParsePush(b)
+		if err != nil {
+			return
+		}
+		if !RingFits(sum) || !bytes.Equal(AppendPush(nil, sum), b) {
+			t.Errorf("%x came back as %+v", b, sum)
 		}
 	})
 }

@@ -14,8 +14,13 @@ import (
 // token is one for so many bytes.
 func token(t testing.TB, n int) verbena.Token {
 	t.Helper()
+	return rightsOf(t, verbena.MayRead, n)
+}
+
+func rightsOf(t testing.TB, rights verbena.Rights, n int) verbena.Token {
+	t.Helper()
 	b := make([]byte, verbena.TokenSize)
-	b[0], b[1] = 1, byte(verbena.MayRead)
+	b[0], b[1] = 1, byte(rights)
 	b[21], b[22], b[23] = byte(n>>16), byte(n>>8), byte(n)
 	w, err := verbena.ParseToken(b)
 	if err != nil {

@@ -37,7 +37,8 @@ const (
 // other calls: a DataNode that takes a ring back from a client which still reads ends the
 // endpoint.
 type rings struct {
-	wg sync.WaitGroup // of rings that are given back
+	wg      sync.WaitGroup // of rings that are given back
+	targets targets
 
 	mu   sync.Mutex
 	none map[string]refusal // by address
@@ -52,7 +53,10 @@ type refusal struct {
 func (rs *rings) init() { rs.none = map[string]refusal{} }
 
 // close waits for what the end of the windows' session ends.
-func (rs *rings) close() { rs.wg.Wait() }
+func (rs *rings) close() {
+	rs.wg.Wait()
+	rs.targets.close()
+}
 
 // may tells whether a DataNode may have a ring for us.
 func (rs *rings) may(address string) bool {
@@ -87,9 +91,10 @@ type ringReader struct {
 	stop   context.CancelFunc // of all that follows
 	within context.Context
 	timer  *time.Timer // ends within when the DataNode owes something for too long
+	lease  verbena.Lease
 	stream *verbena.Stream
 	ring   native.Ring
-	prompt bool // Gets are carried out within the call, into any memory
+	target *target // the ring is ours, or nil: the DataNode's, which is read by Get
 	batch  *verbena.Batch
 	memory *verbena.Buffer
 	piece  native.Filled // the one that is being fetched
@@ -113,7 +118,7 @@ func (p *Path) readRing(ctx context.Context, address string, req *data.ReadReque
 	if err == nil {
 		return r, nil
 	}
-	tcp := r.stream != nil && r.stream.Caller().Endpoint().Selection().Transport == verbena.TransportTCP
+	tcp := err == errOverTCP
 	r.leave()
 	if !refused(err) {
 		return nil, fmt.Errorf("DataNode %s: %w", address, err)
@@ -128,15 +133,58 @@ func refused(err error) bool {
 	var told *verbena.CallError
 	var none *verbena.RefusedError
 	var legacy *verbena.LegacyPeerError
-	return errors.As(err, &told) || errors.As(err, &none) || errors.As(err, &legacy) || errors.Is(err, verbena.ErrNoStreams)
+	return err == errOverTCP || errors.Is(err, errNoTarget) || errors.As(err, &told) || errors.As(err, &none) || errors.As(err, &legacy) || errors.Is(err, verbena.ErrNoStreams)
 }
 
-// open asks for a ring and waits until the DataNode has told of it.
+// errOverTCP says that there is nothing better than TCP to a DataNode.
+var errOverTCP = errors.New("over TCP a Get and a Put are messages, too")
+
+// open asks for a ring and waits until the DataNode has told of it. Where Gets are carried out
+// within the call the ring is the DataNode's, and bytes come straight to where they are wanted.
+// Elsewhere it is ours: what the DataNode puts into it has not to be asked for.
+//
+// An endpoint that ends before the request is sent was one that had been idle: there is
+// another one.
 func (r *ringReader) open() (err error) {
+	defer r.timer.Stop()
+	if err = r.ask(); r.stream != nil || !r.lost() {
+		return err
+	}
+	r.lease.Drop()
+	r.lease = verbena.Lease{}
+	if r.target != nil {
+		r.p.rings.targets.put(r.target)
+		r.target = nil
+	}
+	return r.ask()
+}
+
+// lost tells whether the endpoint has ended.
+func (r *ringReader) lost() bool {
+	return r.lease != (verbena.Lease{}) && r.lease.Caller().Endpoint().Err() != nil
+}
+
+func (r *ringReader) ask() (err error) {
+	intent := verbena.Intent{Operation: readOperation, Size: r.req.Length}
+	if r.lease, err = r.p.windows.session.Get(r.within, r.address, intent); err != nil {
+		return err
+	}
+	c := r.lease.Caller()
+	switch c.Endpoint().Selection().Transport {
+	case promptTransport:
+		return r.openRing(c)
+	case verbena.TransportTCP:
+		return errOverTCP
+	default:
+		return r.openPush(c)
+	}
+}
+
+// openRing has a DataNode fill a ring of its own.
+func (r *ringReader) openRing(c *verbena.Caller) (err error) {
 	q := native.RingRequest{Offset: r.req.Offset, Length: r.req.Length, Unverified: r.req.Unverified}
 	request := native.AppendRingRequest(make([]byte, 0, 32+len(r.header)), &q, r.header)
-	intent := verbena.Intent{Operation: readOperation, Size: r.req.Length}
-	if r.stream, err = r.p.windows.session.Stream(r.within, r.address, intent, native.MethodRing, request, verbena.Idempotent); err != nil {
+	if r.stream, err = c.Stream(r.within, native.MethodRing, request); err != nil {
 		return err
 	}
 	var b [native.RingLen]byte
@@ -146,10 +194,8 @@ func (r *ringReader) open() (err error) {
 	if r.ring, err = native.ParseRing(b[:]); err != nil {
 		return err
 	}
-	r.timer.Stop()
-	ep := r.stream.Caller().Endpoint()
-	r.batch, r.prompt = ep.Batch(), ep.Selection().Transport == promptTransport
-	r.memory, err = ep.Buffer(r.within, r.step()+native.SlotSums)
+	r.batch = c.Endpoint().Batch()
+	r.memory, err = c.Endpoint().Buffer(r.within, r.step()+native.SlotSums)
 	return err
 }
 
@@ -197,7 +243,7 @@ func (r *ringReader) without(err error) error {
 
 // Place implements [data.Placer].
 func (r *ringReader) Place(p []byte) (int, error) {
-	if r.other != nil || !r.prompt || r.req.Length == 0 {
+	if r.other != nil || r.target != nil || r.req.Length == 0 {
 		return 0, nil
 	}
 	n, err := r.place(p)
@@ -254,6 +300,9 @@ func (r *ringReader) place(p []byte) (int, error) {
 
 // next fetches some bytes and compares them in place.
 func (r *ringReader) next() ([]byte, error) {
+	if r.target != nil {
+		return r.nextPushed()
+	}
 	if err := r.filled(); err != nil {
 		return nil, err
 	}
@@ -277,14 +326,19 @@ func (r *ringReader) next() ([]byte, error) {
 		return nil, err
 	}
 	b := r.memory.Bytes()
-	if size > 0 {
-		if err := sum.Verify(b[n:n+size], b[:n]); err != nil {
+	return r.verified(b[:n], b[n:n+size], off)
+}
+
+// verified compares the bytes at off of the block, and returns those of the range.
+func (r *ringReader) verified(b, sums []byte, off int64) ([]byte, error) {
+	if !r.req.Unverified {
+		if err := r.ring.Sum.Verify(sums, b); err != nil {
 			return nil, fmt.Errorf("data at %d of the block: %w", off, err)
 		}
 	}
 	// The range may begin inside a chunk, and end in one.
 	skip := r.req.Offset - off
-	b = b[skip : skip+min(int64(n)-skip, r.req.Length)]
+	b = b[skip : skip+min(int64(len(b))-skip, r.req.Length)]
 	r.req.Offset += int64(len(b))
 	r.req.Length -= int64(len(b))
 	return b, nil
@@ -345,24 +399,38 @@ func (r *ringReader) leave() {
 	s, rs := r.stream, &r.p.rings
 	r.stream = nil
 	if s == nil {
-		r.stop()
+		r.end(false)
 		return
 	}
 	if _, err := s.Write([]byte{native.RingFinished}); err != nil {
 		_ = s.Close() // its error says nothing
-		r.stop()
+		r.end(true)
 		return
 	}
 	// The DataNode has to hear it before it hears that nobody waits for the answer.
 	rs.wg.Go(func() {
-		defer r.stop()
 		ctx, cancel := context.WithTimeout(r.within, farewell)
 		defer cancel()
-		if m, err := s.Answer(ctx); err == nil {
+		m, err := s.Answer(ctx)
+		if err == nil {
 			m.Release()
 		}
+		var told *verbena.CallError
 		_ = s.Close() // its error says nothing
+		r.end(err != nil && !errors.As(err, &told))
 	})
+}
+
+// end gives back what the read had; spoilt says that the DataNode has not answered yet.
+func (r *ringReader) end(spoilt bool) {
+	r.stop()
+	if r.target != nil {
+		r.target.spoilt = spoilt
+		r.p.rings.targets.put(r.target)
+	}
+	if r.lease != (verbena.Lease{}) {
+		r.lease.Put()
+	}
 }
 
 // Close implements [data.BlockReader].
