@@ -115,8 +115,14 @@ func TestReadsWithoutRingsOverShm(t *testing.T) {
 // Bytes in a ring that do not match their checksums are found, and read elsewhere; a reader
 // that gives up in the middle leaves nothing behind.
 func TestRingsAreVerified(t *testing.T) {
+	for _, transport := range []string{"shm", "iwarp"} {
+		t.Run(transport, func(t *testing.T) { ringsAreVerified(t, transport) })
+	}
+}
+
+func ringsAreVerified(t *testing.T, transport string) {
 	s := startSystem(t, 2, 2)
-	c := s.own("shm", func(cfg *ClientConfig) { cfg.BlockSize = 8 << 20 })
+	c := s.own(transport, func(cfg *ClientConfig) { cfg.BlockSize = 8 << 20 })
 	content := randomBytes(7<<20 + 11)
 	store(t, c, "/long", content, CreateOptions{})
 	for _, file := range replicas(t, s.cfg.Dir, int64(len(content)))[:1] {

@@ -153,9 +153,13 @@ func (r *ringReader) openPush(c *verbena.Caller) (err error) {
 // errNoTarget says that a read can't have a ring of ours.
 var errNoTarget = errors.New("no memory for a ring")
 
-// nextPushed compares the next piece where it lies. The one before it is the DataNode's again.
+// nextPushed compares the next piece where it lies. The one before it is the DataNode's again,
+// and its checksums do not match any more: should nothing be put there it is not taken for the
+// piece that is due.
 func (r *ringReader) nextPushed() ([]byte, error) {
 	if r.pieces > 0 {
+		at, _ := native.Slot(r.pieces - 1)
+		r.target.memory.Bytes()[at+r.piece.Data] ^= 0xff
 		if err := r.credit(); err != nil {
 			return nil, err
 		}

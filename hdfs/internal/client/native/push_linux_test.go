@@ -1,0 +1,370 @@
+package native
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp"
+)
+
+// A pusher is a DataNode over iWARP with one block, which it puts into rings as told.
+type pusher struct {
+	block []byte
+	sum   transfer.Checksum
+	// piece does what there is to do for a piece, which is good as it comes.
+	piece func(p *pusher, n uint64, slot []byte, filled *native.Filled) (put bool)
+
+	mu     sync.Mutex
+	rings  []verbena.Token // of the calls
+	calls  int             // of method 1
+	hold   chan struct{}   // not nil: a push waits for it after its first slot
+	handed int             // slots that came back
+}
+
+func (p *pusher) push(q verbena.Request, s *verbena.Stream) {
+	req, ring, _, err := native.ParsePushRequest(q.Payload())
+	if err != nil {
+		_ = q.Fail(native.CodeOf(hdfspb.Status_ERROR_INVALID), err.Error()) // the reader tells
+		return
+	}
+	p.mu.Lock()
+	p.rings = append(p.rings, ring)
+	hold := p.hold
+	p.mu.Unlock()
+	if err := p.feed(q, s, &req, ring, hold); err != nil {
+		_ = q.Fail(native.CodeOf(hdfspb.Status_ERROR), err.Error())
+		return
+	}
+	_ = q.Reply(nil) // its error is the endpoint's
+}
+
+func (p *pusher) feed(q verbena.Request, s *verbena.Stream, req *native.RingRequest, ring verbena.Token, hold chan struct{}) error {
+	if _, err := s.Write(native.AppendPush(nil, p.sum)); err != nil {
+		return err
+	}
+	free := native.RingSlots
+	const length = 200 << 10
+	for n, off := uint64(0), req.Offset/512*512; off < req.Offset+req.Length || free < native.RingSlots; {
+		if free == 0 || off >= req.Offset+req.Length {
+			b, err := s.Recv(q.Context())
+			if err != nil {
+				return err
+			}
+			for _, given := range b.Bytes() {
+				if given == native.RingFinished {
+					b.Release()
+					return nil
+				}
+				free += int(given)
+				p.mu.Lock()
+				p.handed += int(given)
+				p.mu.Unlock()
+			}
+			b.Release()
+			continue
+		}
+		data := p.block[off:min(off+length, int64(len(p.block)))]
+		sums := make([]byte, int(p.sum.Chunks(int64(len(data))))*p.sum.Size())
+		p.sum.Sum(sums, data)
+		slot := append(bytes.Clone(data), sums...)
+		filled := native.Filled{Offset: off, Data: len(data), Sums: len(sums)}
+		if p.piece == nil || p.piece(p, n, slot, &filled) {
+			at, _ := native.Slot(n)
+			if err := q.Caller().Endpoint().Put(q.Context(), ring, at, slot); err != nil {
+				return err
+			}
+		}
+		if _, err := s.Write(native.AppendFilled(nil, &filled)); err != nil {
+			return err
+		}
+		off += int64(len(data))
+		n++
+		free--
+		if hold != nil && n == 1 {
+			<-hold
+		}
+	}
+	return nil
+}
+
+// read answers method 1.
+func (p *pusher) read(q verbena.Request) {
+	req, _, err := native.ParseReadRequest(q.Payload())
+	if err != nil {
+		_ = q.Fail(native.CodeOf(hdfspb.Status_ERROR_INVALID), err.Error()) // the reader tells
+		return
+	}
+	p.mu.Lock()
+	p.calls++
+	p.mu.Unlock()
+	_ = q.Reply((&gate{block: p.block, sum: p.sum}).answer(&req)) // its error is the endpoint's
+}
+
+// pushedTo starts a pusher and returns a path to it, and a request for all of its block.
+func pushedTo(t *testing.T, p *pusher) (*Path, *data.ReadRequest) {
+	t.Helper()
+	var err error
+	if p.sum, err = transfer.NewChecksum(hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C, 512); err != nil {
+		t.Fatal(err)
+	}
+	rt, err := verbena.New(verbena.Config{Providers: []rdma.Provider{iwarp.New(iwarp.Config{})}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := rt.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{native.CallService}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := verbena.NewMux(verbena.MuxConfig{})
+	mux.Long(native.MethodRead, p.read)
+	mux.Stream(native.MethodPush, p.push)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			e, err := ln.Accept(context.Background())
+			if err != nil {
+				return
+			}
+			serving.Go(func() { _ = mux.Serve(e) }) // it ends with the endpoint
+		}
+	})
+	calls, err := rt.NewCallPool(verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{Service: native.CallService}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := native.NewTable(native.TableConfig{Runtime: rt})
+	path := New(Config{Table: table, Calls: calls, Logger: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() {
+		path.Close()
+		if n := len(path.rings.targets.idle); n > 0 {
+			t.Errorf("%d rings are left", n)
+		}
+		table.Close()
+		if err := calls.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := rt.Close(); err != nil {
+			t.Error(err)
+		}
+		mux.Close()
+		serving.Wait()
+	})
+	addr := ln.Addr().(*net.TCPAddr)
+	return path, &data.ReadRequest{
+		Block:  &hdfspb.ExtendedBlockProto{PoolId: proto.String("p"), BlockId: proto.Uint64(1), GenerationStamp: proto.Uint64(1)},
+		Token:  &hdfspb.TokenProto{Identifier: []byte{}, Password: []byte{}, Kind: proto.String(""), Service: proto.String("")},
+		Client: "test", Length: int64(len(p.block)),
+		Node: &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{IpAddr: proto.String(addr.IP.String()), XferPort: proto.Uint32(uint32(addr.Port))}},
+	}
+}
+
+// readAll reads a range to its end.
+func readAll(t *testing.T, path *Path, req *data.ReadRequest) []byte {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	r, err := path.Read(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	for {
+		b, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", len(got), err)
+		}
+		got = append(got, b...)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path.rings.wg.Wait() // the ring is back
+	return got
+}
+
+// Long reads come into one ring after the other read has given it back, whatever their places.
+func TestPushedReads(t *testing.T) {
+	p := &pusher{block: randomBlock(5<<20 + 77)}
+	path, all := pushedTo(t, p)
+	for _, part := range [][2]int64{{0, int64(len(p.block))}, {1, 3 << 20}, {511, leastRing}, {1<<20 + 13, 4<<20 + 64}} {
+		req := *all
+		req.Offset, req.Length = part[0], part[1]
+		if got := readAll(t, path, &req); !bytes.Equal(got, p.block[part[0]:part[0]+part[1]]) {
+			t.Errorf("%d bytes at %d are others, or %d", part[1], part[0], len(got))
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.rings) != 4 || p.calls != 0 {
+		t.Fatalf("%d pushes and %d calls", len(p.rings), p.calls)
+	}
+	for _, ring := range p.rings[1:] {
+		if ring != p.rings[0] {
+			t.Error("a read has another ring than the one before it")
+		}
+	}
+}
+
+// A slot is the DataNode's again when the application asks for the next bytes, and not before.
+func TestPushedSlotsStay(t *testing.T) {
+	p := &pusher{block: randomBlock(5 << 20)}
+	path, req := pushedTo(t, p)
+	r, err := path.Read(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for off := 0; off < len(p.block); {
+		b, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if off == 0 {
+			time.Sleep(50 * time.Millisecond) // for the DataNode to fill what it has
+		}
+		if !bytes.Equal(b, p.block[off:off+len(b)]) {
+			t.Fatalf("%d bytes at %d are others", len(b), off)
+		}
+		off += len(b)
+		p.mu.Lock()
+		handed := p.handed
+		p.mu.Unlock()
+		if used := off / (200 << 10); handed > max(used-1, 0) {
+			t.Fatalf("%d slots were given back, and %d used", handed, used)
+		}
+	}
+}
+
+// What a DataNode puts wrong, or tells wrong, is read by calls.
+func TestPushesAreCompared(t *testing.T) {
+	for what, piece := range map[string]func(p *pusher, n uint64, slot []byte, f *native.Filled) bool{
+		"another byte":   func(_ *pusher, n uint64, slot []byte, _ *native.Filled) bool { slot[7] ^= byte(n / 3); return true },
+		"nothing is put": func(_ *pusher, n uint64, _ []byte, _ *native.Filled) bool { return n != 5 },
+		"another place": func(_ *pusher, n uint64, _ []byte, f *native.Filled) bool {
+			f.Offset += int64(n / 3 * 512)
+			return true
+		},
+		"fewer checksums": func(_ *pusher, n uint64, _ []byte, f *native.Filled) bool { f.Sums -= int(n / 3 * 4); return true },
+		"too long": func(_ *pusher, n uint64, _ []byte, f *native.Filled) bool {
+			if n == 3 {
+				f.Data = native.SlotData + 512
+			}
+			return true
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := &pusher{block: randomBlock(3 << 20), piece: piece}
+			path, req := pushedTo(t, p)
+			if got := readAll(t, path, req); !bytes.Equal(got, p.block) {
+				t.Errorf("%d bytes came, which are not those of the block", len(got))
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if len(p.rings) != 1 || p.calls == 0 {
+				t.Errorf("%d pushes and %d calls", len(p.rings), p.calls)
+			}
+		})
+	}
+}
+
+// A ring whose DataNode has not said that it puts nothing more is nobody's until it is closed.
+func TestRingsInDoubtAreNotUsed(t *testing.T) {
+	hold := make(chan struct{})
+	p := &pusher{block: randomBlock(3 << 20), hold: hold}
+	path, req := pushedTo(t, p)
+	release := sync.OnceFunc(func() { close(hold) })
+	defer release()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := path.Read(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Next(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for err == nil {
+		_, err = r.Next()
+	}
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a read that nobody wants any more says %v", err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path.rings.wg.Wait()
+	p.mu.Lock()
+	p.hold = nil
+	p.mu.Unlock()
+	if got := readAll(t, path, req); !bytes.Equal(got, p.block) {
+		t.Error("other bytes")
+	}
+	p.mu.Lock()
+	if len(p.rings) != 2 || p.rings[0] == p.rings[1] {
+		t.Errorf("%d pushes, into one ring", len(p.rings))
+	}
+	p.mu.Unlock()
+	release()
+	idle := func() int {
+		path.rings.targets.mu.Lock()
+		defer path.rings.targets.mu.Unlock()
+		return len(path.rings.targets.idle)
+	}
+	if n := idle(); n != 2 {
+		t.Errorf("%d rings are kept", n)
+	}
+	path.rings.targets.sweep(time.Now().Add(idleTarget + time.Second))
+	if n := idle(); n != 1 {
+		t.Errorf("%d rings are kept, want the one in doubt", n)
+	}
+	path.rings.targets.sweep(time.Now().Add(spoiltTarget + time.Second))
+	if n := idle(); n != 0 {
+		t.Errorf("%d rings are kept", n)
+	}
+}
+
+// No more rings are kept than there may be, however many reads there were at a time.
+func TestIdleRingsAreBounded(t *testing.T) {
+	p := &pusher{block: randomBlock(2 << 20)}
+	path, req := pushedTo(t, p)
+	var open []data.BlockReader
+	for range mostTargets + 4 {
+		r, err := path.Read(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Next(); err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, r)
+	}
+	for _, r := range open {
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path.rings.wg.Wait()
+	path.rings.targets.mu.Lock()
+	defer path.rings.targets.mu.Unlock()
+	if n := len(path.rings.targets.idle); n != mostTargets {
+		t.Errorf("%d rings are kept, at most %d", n, mostTargets)
+	}
+}
