@@ -205,3 +205,33 @@ func TestPushesAreRefused(t *testing.T) {
 		t.Error("another client gets other bytes")
 	}
 }
+
+// Clients that give no slot back have none of the memory that others' answers are made in.
+func TestPushesThatWaitHoldNoMemory(t *testing.T) {
+	f := newFixture(t, 1, onDisk(t, func(c *Config) { c.WriteTimeout = 10 * time.Second }))
+	n, data := f.nodes[0], random(1, 3<<20)
+	finalized(t, n, 1, 1001, data)
+	v := viewersOf(t, n, "iwarp", verbena.Config{SendMemory: 8 << 20})()
+	h := header(t, 1, 1001, nil)
+	var waiting []*pushing
+	for range 20 {
+		p, err := v.push(h, 0, int64(len(data)))
+		must(t, err)
+		for range native.RingSlots {
+			p.next()
+		}
+		waiting = append(waiting, p)
+	}
+	m, err := v.c.Call(t.Context(), native.MethodRead, native.AppendReadRequest(nil, &native.ReadRequest{Length: 1 << 20}, h))
+	must(t, err)
+	m.Release()
+	for _, p := range waiting { // and they go on
+		p.give(native.RingSlots)
+		off, b := p.next()
+		if !bytes.Equal(b, data[off:off+int64(len(b))]) {
+			t.Errorf("%d bytes at %d are others", len(b), off)
+		}
+		p.give(native.RingFinished)
+		must(t, p.ended())
+	}
+}

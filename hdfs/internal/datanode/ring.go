@@ -100,14 +100,8 @@ func (dn *DataNode) servePush(q verbena.Request, s *verbena.Stream) error {
 		return err
 	}
 	return dn.feed(q, s, &req, header, func(f *feeder) error {
-		bound := limit.New(q.Context(), time.Now(), dn.cfg.WriteTimeout)
-		memory, err := q.Caller().Endpoint().Buffer(bound, native.SlotData+native.SlotSums)
-		bound.End()
-		if err != nil {
-			return fmt.Errorf("%w: %w", errNoWindow, err)
-		}
-		defer memory.Release()
-		slots := &pushed{ep: q.Caller().Endpoint(), ring: ring, piece: memory, timeout: dn.cfg.WriteTimeout}
+		slots := &pushed{ep: q.Caller().Endpoint(), ring: ring, timeout: dn.cfg.WriteTimeout}
+		defer slots.rest()
 		return f.run(q.Context(), slots, native.AppendPush(f.scratch[:0], f.r.Sum))
 	})
 }
@@ -145,34 +139,53 @@ func (dn *DataNode) feed(q verbena.Request, s *verbena.Stream, req *native.RingR
 type slots interface {
 	// memory is where the next piece is read to, of n bytes of data and sums of checksums, for
 	// the slot of a number.
-	memory(slot uint64, n, sums int) (data, behind []byte)
+	memory(ctx context.Context, slot uint64, n, sums int) (data, behind []byte, err error)
 	// fill brings what has been read there into the slot.
 	fill(ctx context.Context, slot uint64, n, sums int) error
+	// rest gives back what is not needed while the client has to give slots back.
+	rest()
 }
 
 // pulled are slots of this side's, which the client reads by Get.
 type pulled struct{ *ring }
 
-func (p pulled) memory(slot uint64, n, sums int) (data, behind []byte) {
+func (p pulled) memory(_ context.Context, slot uint64, n, sums int) (data, behind []byte, err error) {
 	at, from := native.Slot(slot)
 	all := p.ring.memory.Bytes()
-	return all[at : at+n], all[from : from+sums]
+	return all[at : at+n], all[from : from+sums], nil
 }
 
 func (pulled) fill(context.Context, uint64, int, int) error { return nil }
 
+func (pulled) rest() {}
+
 // pushed are slots of the client's, into which pieces are put. They all come out of one
-// memory, since a Put is done when it returns.
+// memory, since a Put is done when it returns. A client that is waited for has none: it is
+// what all clients' answers are made in.
 type pushed struct {
 	ep      *verbena.Endpoint
 	ring    verbena.Token
-	piece   *verbena.Buffer
-	timeout time.Duration // of a client that takes nothing
+	piece   *verbena.Buffer // or nil
+	timeout time.Duration   // of a client that takes nothing
 }
 
-func (p *pushed) memory(_ uint64, n, sums int) (data, behind []byte) {
+func (p *pushed) memory(ctx context.Context, _ uint64, n, sums int) (data, behind []byte, err error) {
+	if p.piece == nil {
+		bound := limit.New(ctx, time.Now(), p.timeout)
+		defer bound.End()
+		if p.piece, err = p.ep.Buffer(bound, native.SlotData+native.SlotSums); err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", errNoWindow, err)
+		}
+	}
 	all := p.piece.Bytes()
-	return all[:n], all[n : n+sums]
+	return all[:n], all[n : n+sums], nil
+}
+
+func (p *pushed) rest() {
+	if p.piece != nil {
+		p.piece.Release()
+		p.piece = nil
+	}
 }
 
 func (p *pushed) fill(ctx context.Context, slot uint64, n, sums int) error {
@@ -230,7 +243,10 @@ func (f *feeder) fill(ctx context.Context) error {
 	bpc := f.r.Sum.BytesPerChunk
 	n := int(min(int64(max(bpc, f.size/bpc*bpc)), f.end-f.off))
 	sums := int(f.r.Sum.Chunks(int64(n))) * f.r.Sum.Size()
-	data, behind := f.slots.memory(f.pieces, n, sums)
+	data, behind, err := f.slots.memory(ctx, f.pieces, n, sums)
+	if err != nil {
+		return err
+	}
 	read := (*store.Reader).Read
 	if f.unverified {
 		read = (*store.Reader).ReadVerified
@@ -246,7 +262,7 @@ func (f *feeder) fill(ctx context.Context) error {
 	f.pieces++
 	f.free--
 	f.size = min(2*f.size, native.SlotData)
-	_, err := f.s.Write(native.AppendFilled(f.scratch[:0], &filled))
+	_, err = f.s.Write(native.AppendFilled(f.scratch[:0], &filled))
 	return err
 }
 
@@ -261,6 +277,7 @@ func (f *feeder) advise() {
 // wait waits until the client gives slots back. A client that needs longer than a peer that
 // does not read may is left alone: it reads the rest by other methods.
 func (f *feeder) wait(ctx context.Context) error {
+	f.slots.rest()
 	bound := limit.New(ctx, time.Now(), f.dn.cfg.WriteTimeout)
 	defer bound.End()
 	b, err := f.s.Recv(bound)

@@ -25,7 +25,14 @@ type viewer struct {
 // viewers publishes the calls of a DataNode and returns what makes clients.
 func viewers(t *testing.T, n *node, transport string) func() *viewer {
 	t.Helper()
-	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	return viewersOf(t, n, transport, verbena.Config{})
+}
+
+// viewersOf is viewers with another configuration of the runtime.
+func viewersOf(t *testing.T, n *node, transport string, cfg verbena.Config) func() *viewer {
+	t.Helper()
+	cfg.Providers = providers.Default()
+	rt, err := verbena.New(cfg)
 	must(t, err)
 	t.Cleanup(func() { rt.Close() })
 	g, err := rt.NewGroup(verbena.GroupConfig{Name: "test"})
@@ -40,8 +47,11 @@ func viewers(t *testing.T, n *node, transport string) func() *viewer {
 		defer context.AfterFunc(ctx, func() { ep.Close() })()
 		return mux.Serve(ep)
 	}}})
+	own, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	must(t, err)
+	t.Cleanup(func() { own.Close() })
 	return func() *viewer {
-		ep, err := rt.Dial(t.Context(), p.Addr(), native.CallService, verbena.DialConfig{Group: g, Transport: transport})
+		ep, err := own.Dial(t.Context(), p.Addr(), native.CallService, verbena.DialConfig{Transport: transport})
 		must(t, err)
 		c, err := verbena.NewCaller(ep, nil)
 		must(t, err)
