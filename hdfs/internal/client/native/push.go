@@ -2,9 +2,11 @@ package native
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -34,6 +36,13 @@ type target struct {
 	until    time.Time
 }
 
+// scramble has the bytes of a slot match their checksums no more. Should the DataNode tell of
+// a piece and put nothing there, they are not taken for it.
+func (t *target) scramble(slot uint64) {
+	at, _ := native.Slot(slot)
+	binary.NativeEndian.PutUint64(t.memory.Bytes()[at:], rand.Uint64())
+}
+
 // targets keeps those that are in no use.
 type targets struct {
 	mu     sync.Mutex
@@ -49,6 +58,9 @@ func (ts *targets) take(ctx context.Context, ep *verbena.Endpoint) (*target, err
 		if t := ts.idle[i]; t.ep == ep && !t.spoilt {
 			ts.idle = append(ts.idle[:i], ts.idle[i+1:]...)
 			ts.mu.Unlock()
+			for slot := range uint64(native.RingSlots) {
+				t.scramble(slot)
+			}
 			return t, nil
 		}
 	}
@@ -153,13 +165,13 @@ func (r *ringReader) openPush(c *verbena.Caller) (err error) {
 // errNoTarget says that a read can't have a ring of ours.
 var errNoTarget = errors.New("no memory for a ring")
 
-// nextPushed compares the next piece where it lies. The one before it is the DataNode's again,
-// and its checksums do not match any more: should nothing be put there it is not taken for the
-// piece that is due.
+// nextPushed compares the next piece where it lies. The one before it is the DataNode's again.
 func (r *ringReader) nextPushed() ([]byte, error) {
+	if r.stream == nil { // the ring may be another reader's
+		return nil, io.ErrClosedPipe
+	}
 	if r.pieces > 0 {
-		at, _ := native.Slot(r.pieces - 1)
-		r.target.memory.Bytes()[at+r.piece.Data] ^= 0xff
+		r.target.scramble(r.pieces - 1)
 		if err := r.credit(); err != nil {
 			return nil, err
 		}

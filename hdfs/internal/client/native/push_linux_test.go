@@ -32,6 +32,8 @@ type pusher struct {
 	mu     sync.Mutex
 	rings  []verbena.Token // of the calls
 	calls  int             // of method 1
+	fails  bool            // that
+	refuse bool            // pushes
 	hold   chan struct{}   // not nil: a push waits for it after its first slot
 	handed int             // slots that came back
 }
@@ -44,8 +46,12 @@ func (p *pusher) push(q verbena.Request, s *verbena.Stream) {
 	}
 	p.mu.Lock()
 	p.rings = append(p.rings, ring)
-	hold := p.hold
+	hold, refuse := p.hold, p.refuse
 	p.mu.Unlock()
+	if refuse {
+		_ = q.Fail(native.CodeNotNow, "no rings") // the reader tells
+		return
+	}
 	if err := p.feed(q, s, &req, ring, hold); err != nil {
 		_ = q.Fail(native.CodeOf(hdfspb.Status_ERROR), err.Error())
 		return
@@ -111,7 +117,12 @@ func (p *pusher) read(q verbena.Request) {
 	}
 	p.mu.Lock()
 	p.calls++
+	fails := p.fails
 	p.mu.Unlock()
+	if fails {
+		_ = q.Fail(native.CodeOf(hdfspb.Status_ERROR), "as the test wants it") // the reader tells
+		return
+	}
 	_ = q.Reply((&gate{block: p.block, sum: p.sum}).answer(&req)) // its error is the endpoint's
 }
 
@@ -282,6 +293,102 @@ func TestPushesAreCompared(t *testing.T) {
 				t.Errorf("%d pushes and %d calls", len(p.rings), p.calls)
 			}
 		})
+	}
+}
+
+// A piece that is not put is missed in a ring that has the same bytes from an earlier read, too.
+func TestPiecesOfEarlierReadsAreNotTaken(t *testing.T) {
+	for missing := range uint64(native.RingSlots) {
+		p := &pusher{block: randomBlock(3 << 20)}
+		p.piece = func(p *pusher, n uint64, _ []byte, _ *native.Filled) bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return len(p.rings) == 1 || n != missing
+		}
+		path, req := pushedTo(t, p)
+		r, err := path.Read(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		path.rings.wg.Wait() // the DataNode fills its slots before it listens
+		if got := readAll(t, path, req); !bytes.Equal(got, p.block) {
+			t.Errorf("%d bytes came, which are not those of the block", len(got))
+		}
+		p.mu.Lock()
+		if len(p.rings) != 2 || p.rings[0] != p.rings[1] || p.calls == 0 {
+			t.Errorf("piece %d is not put: %d pushes and %d calls", missing, len(p.rings), p.calls)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// A reader whose ring and whose calls have failed leaves the ring alone.
+func TestFailedReadersHaveNoRing(t *testing.T) {
+	p := &pusher{block: randomBlock(3 << 20), fails: true}
+	p.piece = func(_ *pusher, n uint64, _ []byte, _ *native.Filled) bool { return n != 1 }
+	path, req := pushedTo(t, p)
+	r, err := path.Read(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Next(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if b, err := r.Next(); err == nil {
+			t.Fatalf("%d bytes of a piece that was not put", len(b))
+		}
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path.rings.wg.Wait()
+	if ts := &path.rings.targets; len(ts.idle) != 1 || ts.idle[0].spoilt {
+		t.Errorf("the ring is not kept for others: %d are", len(ts.idle))
+	}
+}
+
+// Who gives a read up behind its end, or is refused a push, leaves its ring to the next read.
+func TestRingsAreGivenBack(t *testing.T) {
+	hold := make(chan struct{})
+	p := &pusher{block: randomBlock(3 << 20), hold: hold}
+	path, req := pushedTo(t, p)
+	release := sync.OnceFunc(func() { close(hold) })
+	defer release()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r, err := path.Read(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Next(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cancel() // while the DataNode has not answered
+	release()
+	path.rings.wg.Wait()
+	p.mu.Lock()
+	p.refuse = true
+	p.mu.Unlock()
+	if got := readAll(t, path, req); !bytes.Equal(got, p.block) {
+		t.Error("other bytes")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.rings) != 2 || p.rings[0] != p.rings[1] {
+		t.Errorf("%d pushes, into several rings", len(p.rings))
+	}
+	if ts := &path.rings.targets; len(ts.idle) != 1 || ts.idle[0].spoilt {
+		t.Errorf("the ring is not kept for others: %d are", len(ts.idle))
 	}
 }
 

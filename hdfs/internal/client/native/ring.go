@@ -89,8 +89,9 @@ type ringReader struct {
 	header  []byte           // encoded
 
 	stop   context.CancelFunc // of all that follows
-	within context.Context
-	timer  *time.Timer // ends within when the DataNode owes something for too long
+	within context.Context    // ends with ctx, until the ring is given back
+	unhook func() bool        // ends that
+	timer  *time.Timer        // ends within when the DataNode owes something for too long
 	lease  verbena.Lease
 	stream *verbena.Stream
 	ring   native.Ring
@@ -112,7 +113,8 @@ func (p *Path) readRing(ctx context.Context, address string, req *data.ReadReque
 		return nil, nil
 	}
 	r := &ringReader{p: p, ctx: ctx, address: address, req: *req, header: header}
-	r.within, r.stop = context.WithCancel(ctx)
+	r.within, r.stop = context.WithCancel(context.WithoutCancel(ctx))
+	r.unhook = context.AfterFunc(ctx, r.stop)
 	r.timer = time.AfterFunc(p.cfg.SocketTimeout, r.stop)
 	err := r.open()
 	if err == nil {
@@ -120,6 +122,9 @@ func (p *Path) readRing(ctx context.Context, address string, req *data.ReadReque
 	}
 	tcp := err == errOverTCP
 	r.leave()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	if !refused(err) {
 		return nil, fmt.Errorf("DataNode %s: %w", address, err)
 	}
@@ -147,7 +152,7 @@ var errOverTCP = errors.New("over TCP a Get and a Put are messages, too")
 // another one.
 func (r *ringReader) open() (err error) {
 	defer r.timer.Stop()
-	if err = r.ask(); r.stream != nil || !r.lost() {
+	if err = r.ask(); r.stream != nil || !r.lost(err) {
 		return err
 	}
 	r.lease.Drop()
@@ -159,9 +164,9 @@ func (r *ringReader) open() (err error) {
 	return r.ask()
 }
 
-// lost tells whether the endpoint has ended.
-func (r *ringReader) lost() bool {
-	return r.lease != (verbena.Lease{}) && r.lease.Caller().Endpoint().Err() != nil
+// lost tells whether the endpoint has ended, or takes no more calls because it is about to.
+func (r *ringReader) lost(err error) bool {
+	return r.lease != (verbena.Lease{}) && (errors.Is(err, verbena.ErrNotSent) || r.lease.Caller().Endpoint().Err() != nil)
 }
 
 func (r *ringReader) ask() (err error) {
@@ -391,6 +396,7 @@ func (r *ringReader) leave() {
 		return
 	}
 	r.left = true
+	r.unhook()
 	r.timer.Stop()
 	if r.memory != nil {
 		r.memory.Release()
@@ -403,8 +409,9 @@ func (r *ringReader) leave() {
 		return
 	}
 	if _, err := s.Write([]byte{native.RingFinished}); err != nil {
+		var told *verbena.CallError
 		_ = s.Close() // its error says nothing
-		r.end(true)
+		r.end(!errors.As(err, &told) && !errors.Is(err, verbena.ErrAnswered))
 		return
 	}
 	// The DataNode has to hear it before it hears that nobody waits for the answer.
