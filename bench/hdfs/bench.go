@@ -214,6 +214,14 @@ var entries = []entry{
 	{name: "iwarp get", system: "iwarp", reads: "iwarp", does: []string{"hot"}},
 }
 
+// wants tells whether a client has a name like that in b.clients, or writes what such a one
+// reads.
+func (b *bench) wants(name string) bool {
+	return b.clients == nil || slices.ContainsFunc(entries, func(e entry) bool {
+		return (e.name == name || e.reads == name) && b.clients.MatchString(e.name)
+	})
+}
+
 // start brings up what b.clients wants, all if it is nil.
 func (b *bench) start(ctx context.Context) (f *field, err error) {
 	f = &field{}
@@ -235,7 +243,7 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 	}
 	places := map[string]int{} // in f, by system
 	for _, e := range entries {
-		if b.clients != nil && !b.clients.MatchString(e.name) {
+		if !b.wants(e.name) {
 			continue
 		}
 		at, ok := places[e.system]

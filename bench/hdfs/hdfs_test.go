@@ -42,6 +42,16 @@ func TestRowsOfChosenClients(t *testing.T) {
 	}
 }
 
+// Who reads what another client writes brings that one along.
+func TestChosenClientsHaveTheirFiles(t *testing.T) {
+	b := &bench{clients: regexp.MustCompile("^iwarp get$")}
+	for name, want := range map[string]bool{"iwarp get": true, "iwarp": true, "shm": false, "shm get": false} {
+		if got := b.wants(name); got != want {
+			t.Errorf("%s is wanted: %v", name, got)
+		}
+	}
+}
+
 // Every comparison is of something that a client does.
 func TestComparisonsAreMeasured(t *testing.T) {
 	known := map[string]bool{"floor": true}

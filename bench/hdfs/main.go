@@ -58,7 +58,7 @@ It needs a JDK (java runs a source file) and, the first time, mvn.`,
 	all.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	all.Int64Var(&b.size, "size", 0, "`MiB` of a file (default: 1024, with --quick 256)")
 	all.IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
-	cmd.Flags().StringVar(&clients, "clients", "", "only the clients whose names match this `regexp`, and the rows that compare them")
+	cmd.Flags().StringVar(&clients, "clients", "", "only the clients whose names match this `regexp`, those whose files they read, and the rows that compare them")
 	cmd.AddCommand(loadCommand(), packetsCommand(b), stagesCommand(b), dfsioCommand(b), drawCommand(b))
 	return cmd
 }
