@@ -7,12 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inMemory tells whether a directory lies in memory, where no read or write waits for a disk.
-func inMemory(dir string) bool {
-	var st unix.Statfs_t
-	return unix.Statfs(dir, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
-}
-
 // links is how many names a file has.
 func links(info os.FileInfo) uint64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {

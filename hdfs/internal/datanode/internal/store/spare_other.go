@@ -4,8 +4,6 @@ package store
 
 import "os"
 
-func inMemory(string) bool { return false }
-
 func links(os.FileInfo) uint64 { return 1 }
 
 func openOnce(uintptr) bool { return false }

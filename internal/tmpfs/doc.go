@@ -1,0 +1,2 @@
+// Package tmpfs tells of directories that lie in memory.
+package tmpfs
