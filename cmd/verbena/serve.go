@@ -19,6 +19,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/internal/tmpfs"
 )
 
 // Default ports: HDFS's own, so that clients find them.
@@ -450,6 +451,7 @@ Hadoop's own files, --property takes one.`,
 			}
 			defer closing(&err, m)
 			fmt.Fprintf(cmd.OutOrStdout(), "DataNode at %s, its data in %s, waiting for the NameNode at %s\n", dn.Addr(), dir, nameNode)
+			adviseLargePages(cmd.OutOrStdout(), dn)
 			m.tell(cmd.OutOrStdout())
 			if err := dn.WaitReported(cmd.Context()); err != nil {
 				if cmd.Context().Err() != nil {
@@ -566,4 +568,15 @@ func hostPort(listen string, port int) (string, int, error) {
 		return "", 0, fmt.Errorf("--listen %s: the port must be a number from 0 to 65535", listen)
 	}
 	return host, int(n), nil
+}
+
+// adviseLargePages tells which mounts would give a DataNode's blocks large pages.
+func adviseLargePages(out io.Writer, dn *hdfs.DataNode) {
+	told := map[string]bool{}
+	for _, disk := range dn.Disks() {
+		if mount, small := tmpfs.SmallPages(disk.Dir); small && !told[mount] {
+			told[mount] = true
+			fmt.Fprintf(out, "Blocks lie in memory in pages of 4 KiB. In large ones they take less processor time: mount -o remount,huge=within_size %s\n", mount)
+		}
+	}
 }
