@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/bench/internal/beside"
 	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
@@ -436,11 +437,24 @@ func (b *bench) compare(ctx context.Context) (err error) {
 		fmt.Fprintf(os.Stderr, "round %d of %d\n", n+1, b.rounds)
 		fs, err := b.round(ctx, f, n)
 		if err != nil {
-			return err
+			return errors.Join(err, b.rescue(measured))
 		}
 		measured = append(measured, fs)
 	}
 	return b.report(measured)
+}
+
+// rescue prints the rows of the rounds before one that failed, and writes nothing.
+func (b *bench) rescue(measured []figures) error {
+	if b.rounds = len(measured); b.rounds == 0 {
+		return nil
+	}
+	rows := b.rows(measured)
+	if b.json {
+		return beside.Write(os.Stdout, rows)
+	}
+	_, err := fmt.Print(b.table(rows))
+	return err
 }
 
 // warmRounds are how many rounds come before those that count.
