@@ -5,13 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
-	"net"
 	"sync"
 	"testing"
 	"time"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
@@ -129,58 +125,31 @@ func (p *pusher) read(q verbena.Request) {
 // pushedTo starts a pusher and returns a path to it, and a request for all of its block.
 func pushedTo(t *testing.T, p *pusher) (*Path, *data.ReadRequest) {
 	t.Helper()
-	var err error
-	if p.sum, err = transfer.NewChecksum(hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C, 512); err != nil {
-		t.Fatal(err)
-	}
-	rt, err := verbena.New(verbena.Config{Providers: []rdma.Provider{iwarp.New(iwarp.Config{})}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := rt.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{native.CallService}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.sum = crcs(t)
 	mux := verbena.NewMux(verbena.MuxConfig{})
 	mux.Long(native.MethodRead, p.read)
 	mux.Stream(native.MethodPush, p.push)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			e, err := ln.Accept(context.Background())
-			if err != nil {
-				return
-			}
-			serving.Go(func() { _ = mux.Serve(e) }) // it ends with the endpoint
-		}
-	})
-	calls, err := rt.NewCallPool(verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{Service: native.CallService}})
+	return pathToCalls(t, mux, verbena.Config{Providers: []rdma.Provider{iwarp.New(iwarp.Config{})}}, len(p.block))
+}
+
+// begin reads a first piece.
+func begin(ctx context.Context, t *testing.T, path *Path, req *data.ReadRequest) data.BlockReader {
+	t.Helper()
+	r, err := path.Read(ctx, req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := native.NewTable(native.TableConfig{Runtime: rt})
-	path := New(Config{Table: table, Calls: calls, Logger: slog.New(slog.DiscardHandler)})
-	t.Cleanup(func() {
-		path.Close()
-		if n := len(path.rings.targets.idle); n > 0 {
-			t.Errorf("%d rings are left", n)
-		}
-		table.Close()
-		if err := calls.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := rt.Close(); err != nil {
-			t.Error(err)
-		}
-		mux.Close()
-		serving.Wait()
-	})
-	addr := ln.Addr().(*net.TCPAddr)
-	return path, &data.ReadRequest{
-		Block:  &hdfspb.ExtendedBlockProto{PoolId: proto.String("p"), BlockId: proto.Uint64(1), GenerationStamp: proto.Uint64(1)},
-		Token:  &hdfspb.TokenProto{Identifier: []byte{}, Password: []byte{}, Kind: proto.String(""), Service: proto.String("")},
-		Client: "test", Length: int64(len(p.block)),
-		Node: &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{IpAddr: proto.String(addr.IP.String()), XferPort: proto.Uint32(uint32(addr.Port))}},
+	if _, err := r.Next(); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// end closes a reader.
+func end(t *testing.T, r data.BlockReader) {
+	t.Helper()
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -204,9 +173,7 @@ func readAll(t *testing.T, path *Path, req *data.ReadRequest) []byte {
 		}
 		got = append(got, b...)
 	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	end(t, r)
 	path.rings.wg.Wait() // the ring is back
 	return got
 }
@@ -306,16 +273,8 @@ func TestPiecesOfEarlierReadsAreNotTaken(t *testing.T) {
 			return len(p.rings) == 1 || n != missing
 		}
 		path, req := pushedTo(t, p)
-		r, err := path.Read(t.Context(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := r.Next(); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Close(); err != nil {
-			t.Fatal(err)
-		}
+		r := begin(t.Context(), t, path, req)
+		end(t, r)
 		path.rings.wg.Wait() // the DataNode fills its slots before it listens
 		if got := readAll(t, path, req); !bytes.Equal(got, p.block) {
 			t.Errorf("%d bytes came, which are not those of the block", len(got))
@@ -333,21 +292,13 @@ func TestFailedReadersHaveNoRing(t *testing.T) {
 	p := &pusher{block: randomBlock(3 << 20), fails: true}
 	p.piece = func(_ *pusher, n uint64, _ []byte, _ *native.Filled) bool { return n != 1 }
 	path, req := pushedTo(t, p)
-	r, err := path.Read(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Next(); err != nil {
-		t.Fatal(err)
-	}
+	r := begin(t.Context(), t, path, req)
 	for range 3 {
 		if b, err := r.Next(); err == nil {
 			t.Fatalf("%d bytes of a piece that was not put", len(b))
 		}
 	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	end(t, r)
 	path.rings.wg.Wait()
 	if ts := &path.rings.targets; len(ts.idle) != 1 || ts.idle[0].spoilt {
 		t.Errorf("the ring is not kept for others: %d are", len(ts.idle))
@@ -363,16 +314,8 @@ func TestRingsAreGivenBack(t *testing.T) {
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	r, err := path.Read(ctx, req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Next(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	r := begin(ctx, t, path, req)
+	end(t, r)
 	cancel() // while the DataNode has not answered
 	release()
 	path.rings.wg.Wait()
@@ -400,23 +343,16 @@ func TestRingsInDoubtAreNotUsed(t *testing.T) {
 	release := sync.OnceFunc(func() { close(hold) })
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := path.Read(ctx, req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Next(); err != nil {
-		t.Fatal(err)
-	}
+	r := begin(ctx, t, path, req)
 	cancel()
+	var err error
 	for err == nil {
 		_, err = r.Next()
 	}
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("a read that nobody wants any more says %v", err)
 	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	end(t, r)
 	path.rings.wg.Wait()
 	p.mu.Lock()
 	p.hold = nil
@@ -454,19 +390,11 @@ func TestIdleRingsAreBounded(t *testing.T) {
 	path, req := pushedTo(t, p)
 	var open []data.BlockReader
 	for range mostTargets + 4 {
-		r, err := path.Read(t.Context(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := r.Next(); err != nil {
-			t.Fatal(err)
-		}
+		r := begin(t.Context(), t, path, req)
 		open = append(open, r)
 	}
 	for _, r := range open {
-		if err := r.Close(); err != nil {
-			t.Fatal(err)
-		}
+		end(t, r)
 	}
 	path.rings.wg.Wait()
 	path.rings.targets.mu.Lock()

@@ -91,11 +91,27 @@ func (g *gate) answer(q *native.ReadRequest) []byte {
 // pathTo starts a gate over TCP and returns a path to it, and a request for all of its block.
 func pathTo(t *testing.T, g *gate) (*Path, *data.ReadRequest) {
 	t.Helper()
-	var err error
-	if g.sum, err = transfer.NewChecksum(hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C, 512); err != nil {
+	g.sum = crcs(t)
+	mux := verbena.NewMux(verbena.MuxConfig{})
+	mux.Long(native.MethodRead, g.read)
+	return pathToCalls(t, mux, verbena.Config{}, len(g.block))
+}
+
+// crcs are the checksums of the tests' blocks.
+func crcs(t *testing.T) transfer.Checksum {
+	t.Helper()
+	sum, err := transfer.NewChecksum(hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C, 512)
+	if err != nil {
 		t.Fatal(err)
 	}
-	rt, err := verbena.New(verbena.Config{})
+	return sum
+}
+
+// pathToCalls serves calls by one runtime, and returns a path to them, and a request for all of a
+// block of some bytes.
+func pathToCalls(t *testing.T, mux *verbena.Mux, cfg verbena.Config, block int) (*Path, *data.ReadRequest) {
+	t.Helper()
+	rt, err := verbena.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,8 +119,6 @@ func pathTo(t *testing.T, g *gate) (*Path, *data.ReadRequest) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mux := verbena.NewMux(verbena.MuxConfig{})
-	mux.Long(native.MethodRead, g.read)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -123,6 +137,9 @@ func pathTo(t *testing.T, g *gate) (*Path, *data.ReadRequest) {
 	p := New(Config{Table: table, Calls: calls, Logger: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() {
 		p.Close()
+		if n := len(p.rings.targets.idle); n > 0 {
+			t.Errorf("%d rings are left", n)
+		}
 		table.Close()
 		if err := calls.Close(); err != nil {
 			t.Error(err)
@@ -130,13 +147,14 @@ func pathTo(t *testing.T, g *gate) (*Path, *data.ReadRequest) {
 		if err := rt.Close(); err != nil {
 			t.Error(err)
 		}
+		mux.Close()
 		serving.Wait()
 	})
 	addr := ln.Addr().(*net.TCPAddr)
 	return p, &data.ReadRequest{
 		Block:  &hdfspb.ExtendedBlockProto{PoolId: proto.String("p"), BlockId: proto.Uint64(1), GenerationStamp: proto.Uint64(1)},
 		Token:  &hdfspb.TokenProto{Identifier: []byte{}, Password: []byte{}, Kind: proto.String(""), Service: proto.String("")},
-		Client: "test", Length: int64(len(g.block)),
+		Client: "test", Length: int64(block),
 		Node: &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{IpAddr: proto.String(addr.IP.String()), XferPort: proto.Uint32(uint32(addr.Port))}},
 	}
 }
