@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -32,6 +32,7 @@ type pusher struct {
 	refuse bool            // pushes
 	hold   chan struct{}   // not nil: a push waits for it after its first slot
 	handed int             // slots that came back
+	full   chan struct{}   // gets one when all slots are filled, if it has room
 }
 
 func (p *pusher) push(q verbena.Request, s *verbena.Stream) {
@@ -63,6 +64,10 @@ func (p *pusher) feed(q verbena.Request, s *verbena.Stream, req *native.RingRequ
 	const length = 200 << 10
 	for n, off := uint64(0), req.Offset/512*512; off < req.Offset+req.Length || free < native.RingSlots; {
 		if free == 0 || off >= req.Offset+req.Length {
+			select {
+			case p.full <- struct{}{}:
+			default:
+			}
 			b, err := s.Recv(q.Context())
 			if err != nil {
 				return err
@@ -122,6 +127,13 @@ func (p *pusher) read(q verbena.Request) {
 	_ = q.Reply((&gate{block: p.block, sum: p.sum}).answer(&req)) // its error is the endpoint's
 }
 
+// holds has pushes wait behind their first slot, until release is called.
+func (p *pusher) holds() (release func()) {
+	hold := make(chan struct{})
+	p.hold = hold
+	return sync.OnceFunc(func() { close(hold) })
+}
+
 // pushedTo starts a pusher and returns a path to it, and a request for all of its block.
 func pushedTo(t *testing.T, p *pusher) (*Path, *data.ReadRequest) {
 	t.Helper()
@@ -145,37 +157,20 @@ func begin(ctx context.Context, t *testing.T, path *Path, req *data.ReadRequest)
 	return r
 }
 
+// kept fails unless one ring is kept for the next read.
+func kept(t *testing.T, path *Path) {
+	t.Helper()
+	if ts := &path.rings.targets; len(ts.idle) != 1 || ts.idle[0].spoilt {
+		t.Errorf("the ring is not kept for others: %d are", len(ts.idle))
+	}
+}
+
 // end closes a reader.
 func end(t *testing.T, r data.BlockReader) {
 	t.Helper()
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// readAll reads a range to its end.
-func readAll(t *testing.T, path *Path, req *data.ReadRequest) []byte {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	r, err := path.Read(ctx, req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []byte
-	for {
-		b, err := r.Next()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			t.Fatalf("after %d bytes: %v", len(got), err)
-		}
-		got = append(got, b...)
-	}
-	end(t, r)
-	path.rings.wg.Wait() // the ring is back
-	return got
 }
 
 // Long reads come into one ring after the other read has given it back, whatever their places.
@@ -203,7 +198,7 @@ func TestPushedReads(t *testing.T) {
 
 // A slot is the DataNode's again when the application asks for the next bytes, and not before.
 func TestPushedSlotsStay(t *testing.T) {
-	p := &pusher{block: randomBlock(5 << 20)}
+	p := &pusher{block: randomBlock(5 << 20), full: make(chan struct{}, 1)}
 	path, req := pushedTo(t, p)
 	r, err := path.Read(t.Context(), req)
 	if err != nil {
@@ -216,7 +211,7 @@ func TestPushedSlotsStay(t *testing.T) {
 			t.Fatal(err)
 		}
 		if off == 0 {
-			time.Sleep(50 * time.Millisecond) // for the DataNode to fill what it has
+			<-p.full
 		}
 		if !bytes.Equal(b, p.block[off:off+len(b)]) {
 			t.Fatalf("%d bytes at %d are others", len(b), off)
@@ -300,18 +295,15 @@ func TestFailedReadersHaveNoRing(t *testing.T) {
 	}
 	end(t, r)
 	path.rings.wg.Wait()
-	if ts := &path.rings.targets; len(ts.idle) != 1 || ts.idle[0].spoilt {
-		t.Errorf("the ring is not kept for others: %d are", len(ts.idle))
-	}
+	kept(t, path)
 }
 
 // Who gives a read up behind its end, or is refused a push, leaves its ring to the next read.
 func TestRingsAreGivenBack(t *testing.T) {
-	hold := make(chan struct{})
-	p := &pusher{block: randomBlock(3 << 20), hold: hold}
-	path, req := pushedTo(t, p)
-	release := sync.OnceFunc(func() { close(hold) })
+	p := &pusher{block: randomBlock(3 << 20)}
+	release := p.holds()
 	defer release()
+	path, req := pushedTo(t, p)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	r := begin(ctx, t, path, req)
@@ -330,18 +322,15 @@ func TestRingsAreGivenBack(t *testing.T) {
 	if len(p.rings) != 2 || p.rings[0] != p.rings[1] {
 		t.Errorf("%d pushes, into several rings", len(p.rings))
 	}
-	if ts := &path.rings.targets; len(ts.idle) != 1 || ts.idle[0].spoilt {
-		t.Errorf("the ring is not kept for others: %d are", len(ts.idle))
-	}
+	kept(t, path)
 }
 
 // A ring whose DataNode has not said that it puts nothing more is nobody's until it is closed.
 func TestRingsInDoubtAreNotUsed(t *testing.T) {
-	hold := make(chan struct{})
-	p := &pusher{block: randomBlock(3 << 20), hold: hold}
-	path, req := pushedTo(t, p)
-	release := sync.OnceFunc(func() { close(hold) })
+	p := &pusher{block: randomBlock(3 << 20)}
+	release := p.holds()
 	defer release()
+	path, req := pushedTo(t, p)
 	ctx, cancel := context.WithCancel(t.Context())
 	r := begin(ctx, t, path, req)
 	cancel()
@@ -381,6 +370,36 @@ func TestRingsInDoubtAreNotUsed(t *testing.T) {
 	path.rings.targets.sweep(time.Now().Add(spoiltTarget + time.Second))
 	if n := idle(); n != 0 {
 		t.Errorf("%d rings are kept", n)
+	}
+}
+
+// A request that was not sent is tried on another endpoint, unless nobody wants it any more.
+func TestLostRequests(t *testing.T) {
+	path, req := pushedTo(t, &pusher{block: randomBlock(2 << 20)})
+	address := fmt.Sprintf("%s:%d", req.Node.GetId().GetIpAddr(), req.Node.GetId().GetXferPort())
+	lease, err := path.windows.session.Get(t.Context(), address, verbena.Intent{Operation: readOperation})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Put()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	notSent := fmt.Errorf("%w: %w", verbena.ErrNotSent, context.Canceled)
+	for _, c := range []struct {
+		lease  verbena.Lease
+		within context.Context
+		err    error
+		want   bool
+	}{
+		{lease, t.Context(), notSent, true},
+		{lease, t.Context(), errOverTCP, false},
+		{lease, gone, notSent, false},
+		{verbena.Lease{}, t.Context(), notSent, false},
+	} {
+		r := &ringReader{lease: c.lease, within: c.within}
+		if got := r.lost(c.err); got != c.want {
+			t.Errorf("%v, of a reader that ends with %v, in a lease: %v; lost: %v", c.err, c.within.Err(), c.lease != verbena.Lease{}, got)
+		}
 	}
 }
 

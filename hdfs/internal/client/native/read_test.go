@@ -168,6 +168,33 @@ func randomBlock(n int) []byte {
 	return b
 }
 
+// readAll reads a range to its end.
+func readAll(t *testing.T, path *Path, req *data.ReadRequest) []byte {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	r, err := path.Read(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	for {
+		b, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", len(got), err)
+		}
+		got = append(got, b...)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path.rings.wg.Wait() // a ring is back
+	return got
+}
+
 // While one piece of a range is used so many are on their way; they come in order, whatever
 // the order of the answers. A short range is asked for by one call.
 func TestReadsAhead(t *testing.T) {
@@ -179,26 +206,7 @@ func TestReadsAhead(t *testing.T) {
 		t.Run(fmt.Sprint(test.length), func(t *testing.T) {
 			g := &gate{block: randomBlock(test.length), least: test.ahead}
 			p, req := pathTo(t, g)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			r, err := p.Read(ctx, req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []byte
-			for {
-				b, err := r.Next()
-				if err == io.EOF {
-					break
-				}
-				if err != nil {
-					t.Fatalf("after %d bytes: %v", len(got), err)
-				}
-				got = append(got, b...)
-			}
-			if err := r.Close(); err != nil {
-				t.Fatal(err)
-			}
+			got := readAll(t, p, req)
 			if !bytes.Equal(got, g.block) {
 				t.Errorf("%d bytes came, which are not those of the block, of %d", len(got), len(g.block))
 			}

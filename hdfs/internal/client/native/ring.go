@@ -164,9 +164,13 @@ func (r *ringReader) open() (err error) {
 	return r.ask()
 }
 
-// lost tells whether the endpoint has ended, or takes no more calls because it is about to.
+// lost tells whether the endpoint has ended, or takes no more calls because it is about to. A
+// request that was not sent because the reader has given up says nothing of it.
 func (r *ringReader) lost(err error) bool {
-	return r.lease != (verbena.Lease{}) && (errors.Is(err, verbena.ErrNotSent) || r.lease.Caller().Endpoint().Err() != nil)
+	if r.lease == (verbena.Lease{}) || r.within.Err() != nil {
+		return false
+	}
+	return errors.Is(err, verbena.ErrNotSent) || r.lease.Caller().Endpoint().Err() != nil
 }
 
 func (r *ringReader) ask() (err error) {
@@ -390,6 +394,12 @@ func (r *ringReader) credit() error {
 	return err
 }
 
+// answered tells whether an error of a call says that the DataNode has answered it.
+func answered(err error) bool {
+	var told *verbena.CallError
+	return errors.As(err, &told) || errors.Is(err, verbena.ErrAnswered)
+}
+
 // leave gives the ring back. Nothing is fetched from it any more.
 func (r *ringReader) leave() {
 	if r.left {
@@ -409,9 +419,8 @@ func (r *ringReader) leave() {
 		return
 	}
 	if _, err := s.Write([]byte{native.RingFinished}); err != nil {
-		var told *verbena.CallError
 		_ = s.Close() // its error says nothing
-		r.end(!errors.As(err, &told) && !errors.Is(err, verbena.ErrAnswered))
+		r.end(!answered(err))
 		return
 	}
 	// The DataNode has to hear it before it hears that nobody waits for the answer.
@@ -422,9 +431,8 @@ func (r *ringReader) leave() {
 		if err == nil {
 			m.Release()
 		}
-		var told *verbena.CallError
 		_ = s.Close() // its error says nothing
-		r.end(err != nil && !errors.As(err, &told))
+		r.end(err != nil && !answered(err))
 	})
 }
 
