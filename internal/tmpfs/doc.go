@@ -1,2 +1,3 @@
-// Package tmpfs tells of directories that lie in memory.
+// Package tmpfs tells which directories lie in memory, and which of these would gain by a mount
+// with large pages.
 package tmpfs

@@ -10,7 +10,7 @@ import (
 )
 
 // A write to tmpfs gets large pages if its mount allows it since Linux 6.14 (acd7ccb284b8, "mm:
-// shmem: add large folio support for tmpfs"). Before, the file had to be as long already.
+// shmem: add large folio support for tmpfs"). Before, it did only where the file was that long already.
 const largeMajor, largeMinor = 6, 14
 
 // Holds tells whether a directory lies in memory, where no read or write waits for a disk.
@@ -30,13 +30,13 @@ func SmallPages(dir string) (mount string, small bool) {
 	if err != nil || strings.Contains(string(enabled), "[deny]") || strings.Contains(string(enabled), "[force]") {
 		return "", false // no mount changes anything
 	}
-	mount, huge := Mounted(dir)
+	mount, huge := mountOf(dir)
 	return mount, mount != "" && huge != "always" && huge != "within_size"
 }
 
-// Mounted tells where the tmpfs of a directory is mounted, empty if it lies in none, and the
+// mountOf tells where the tmpfs of a directory is mounted, empty if it lies in none, and the
 // mount's option huge, empty if it has none: never.
-func Mounted(dir string) (mount, huge string) {
+func mountOf(dir string) (mount, huge string) {
 	var st unix.Stat_t
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || unix.Stat(dir, &st) != nil {
@@ -45,11 +45,10 @@ func Mounted(dir string) (mount, huge string) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", ""
 	}
-	device := uint64(st.Dev) //nolint:unconvert // it has 32 bits elsewhere
-	return mounted(string(mounts), fmt.Sprintf("%d:%d", unix.Major(device), unix.Minor(device)), dir)
+	return mounted(string(mounts), fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)), dir)
 }
 
-// mounted is Mounted by the text of proc_pid_mountinfo(5).
+// mounted is mountOf by the text of proc_pid_mountinfo(5).
 func mounted(mounts, device, dir string) (mount, huge string) {
 	for line := range strings.Lines(mounts) {
 		front, back, _ := strings.Cut(line, " - ")

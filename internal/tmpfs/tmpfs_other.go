@@ -7,6 +7,3 @@ func Holds(string) bool { return false }
 
 // SmallPages reports false: there is no tmpfs.
 func SmallPages(string) (mount string, small bool) { return "", false }
-
-// Mounted reports nothing: there is no tmpfs.
-func Mounted(string) (mount, huge string) { return "", "" }
