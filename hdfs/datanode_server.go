@@ -66,7 +66,7 @@ type DataNodeConfig struct {
 	// little, and then takes the legacy protocol. Default 512 MiB.
 	NativeMemory int64
 	// WindowMemory bounds the memory that clients read one-sidedly, in bytes: copies of
-	// ranges of blocks, and rings of long reads. Default 128 MiB; negative: there is none.
+	// ranges of blocks, and rings of long reads. Default 256 MiB; negative: there is none.
 	WindowMemory int64
 	// SpareMemory bounds the files of removed blocks that each data directory in memory (tmpfs)
 	// keeps for new ones to write over, in bytes, and so does a sixteenth of its file system. Default

@@ -380,7 +380,7 @@ type memoryFlags struct{ native, windows, spare int64 }
 
 func (m *memoryFlags) add(flags *pflag.FlagSet) {
 	flags.Int64Var(&m.native, "native-memory", 0, "`bytes` for the packets of blocks that are on their way by hdfs-data/1, all together, at each DataNode; who finds no room takes the older protocol (default: 512 MiB)")
-	flags.Int64Var(&m.windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads, at each DataNode (default: 128 MiB; negative: none)")
+	flags.Int64Var(&m.windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads, at each DataNode (default: 256 MiB; negative: none)")
 	flags.Int64Var(&m.spare, "spare-memory", 0, "`bytes` for the files of removed blocks that each data directory in memory (tmpfs) keeps for ten minutes, so that new blocks find their pages there (default: 1 GiB, and at most a sixteenth of the file system; negative: none)")
 }
 

@@ -135,7 +135,7 @@ type Config struct {
 	MaxOpenReplicas int
 
 	// WindowMemory bounds what clients read one-sidedly, in bytes: copies of ranges, and rings
-	// of long reads. Default 128 MiB, negative: there are none.
+	// of long reads. Default 256 MiB, negative: there are none.
 	WindowMemory int64
 
 	// SpareMemory bounds the files of removed replicas that each directory in memory (tmpfs) keeps
@@ -219,7 +219,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxLocalClients, 4096)
 	setDefault(&c.LocalMemory, 256<<20)
 	setDefault(&c.MaxOpenReplicas, 256)
-	setDefault(&c.WindowMemory, 128<<20)
+	setDefault(&c.WindowMemory, 256<<20)
 	setDefault(&c.SpareMemory, store.SpareMemory)
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)

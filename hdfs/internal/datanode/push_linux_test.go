@@ -154,7 +154,7 @@ func TestPushesEnd(t *testing.T) {
 // TCP; and a client that takes its ring back is the only one to lose by it.
 func TestPushesAreRefused(t *testing.T) {
 	g := guardedFiles(t, func(c *Config) { c.WriteTimeout = 2 * time.Second })
-	n, data := g.nodes[0], random(1, 3<<20)
+	n, data := g.nodes[0], random(1, 6<<20)
 	g.write(1, 1001, data, g.nodes)
 	dial := viewers(t, n, "iwarp")
 	v := dial()
@@ -209,7 +209,7 @@ func TestPushesAreRefused(t *testing.T) {
 // Clients that give no slot back have none of the memory that others' answers are made in.
 func TestPushesThatWaitHoldNoMemory(t *testing.T) {
 	f := newFixture(t, 1, onDisk(t, func(c *Config) { c.WriteTimeout = 10 * time.Second }))
-	n, data := f.nodes[0], random(1, 3<<20)
+	n, data := f.nodes[0], random(1, 6<<20)
 	finalized(t, n, 1, 1001, data)
 	v := viewersOf(t, n, "iwarp", verbena.Config{SendMemory: 8 << 20})()
 	h := header(t, 1, 1001, nil)

@@ -210,7 +210,8 @@ type feeder struct {
 	size     int // of the next piece, at most
 	free     int // slots
 	finished bool
-	scratch  [max(native.RingLen, native.FilledLen)]byte
+	untold   []byte // what the client is to be sent about pieces
+	scratch  [native.RingLen]byte
 }
 
 // run sends first, and fills slots until the client has given back all of them, or says that
@@ -262,7 +263,24 @@ func (f *feeder) fill(ctx context.Context) error {
 	f.pieces++
 	f.free--
 	f.size = min(2*f.size, native.SlotData)
-	_, err = f.s.Write(native.AppendFilled(f.scratch[:0], &filled))
+	f.untold = native.AppendFilled(f.untold, &filled)
+	return f.tell()
+}
+
+// tell tells the client of the pieces that it does not know of, if it is time.
+//
+// In the middle of a long range that is half of a ring at a time. A client that has time to wait
+// sleeps, and to wake it takes as long as to copy a good part of a piece. At either end it is
+// fewer, since the client has nothing to do until it hears of the first one, and the DataNode
+// has nothing to do behind the last one.
+func (f *feeder) tell() error {
+	left := (f.end - f.off + native.SlotData - 1) / native.SlotData
+	ramp := 1 + min(f.pieces, uint64(left))/(native.RingSlots/2)
+	if f.free > 0 && uint64(len(f.untold)) < native.FilledLen*min(ramp, native.RingSlots/2) {
+		return nil
+	}
+	_, err := f.s.Write(f.untold)
+	f.untold = f.untold[:0]
 	return err
 }
 

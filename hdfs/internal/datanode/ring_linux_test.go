@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"slices"
 	"testing"
 	"time"
 
@@ -107,6 +108,42 @@ func TestRings(t *testing.T) {
 			t.Errorf("%s: the client has gone, and its ring has %d bytes", transport, b)
 		}
 		n.stop()
+	}
+}
+
+// A client hears of the first and the last pieces of a long range one by one, and of the others
+// half a ring at a time.
+func TestRingsTellOfPiecesTogether(t *testing.T) {
+	f := newFixture(t, 1, onDisk(t, nil))
+	n, data := f.nodes[0], random(1, 15<<20)
+	finalized(t, n, 1, 1001, data)
+	r, err := viewers(t, n, "shm")().ring(header(t, 1, 1001, nil), 0, int64(len(data)))
+	must(t, err)
+	var together []int
+	for want, owed := 0, 0; want < len(data); {
+		m, err := r.s.Recv(t.Context())
+		must(t, err)
+		told := m.Bytes()
+		together = append(together, len(told)/native.FilledLen)
+		for ; len(told) > 0; told = told[native.FilledLen:] {
+			f, err := native.ParseFilled(told[:native.FilledLen], r.ring.Sum)
+			must(t, err)
+			if f.Offset != int64(want) {
+				t.Fatalf("a piece at %d, due is %d", f.Offset, want)
+			}
+			want += f.Data
+			owed++
+		}
+		m.Release()
+		for ; owed >= native.RingSlots/2; owed -= native.RingSlots / 2 {
+			r.give(native.RingSlots / 2)
+		}
+	}
+	r.give(native.RingFinished)
+	must(t, r.ended())
+	// Where there is one more than expected, the ring was full.
+	if want := []int{1, 1, 1, 2, 2, 1, 3, 1, 4, 4, 3, 1, 2, 2, 1, 1, 1, 1}; !slices.Equal(together, want) {
+		t.Errorf("pieces were told of together: %v, want %v", together, want)
 	}
 }
 

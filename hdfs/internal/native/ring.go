@@ -21,8 +21,9 @@ const MethodPush uint32 = 5
 
 // Sizes of a ring in bytes.
 const (
-	// RingSlots is how many slots a ring has.
-	RingSlots = 4
+	// RingSlots is how many slots a ring has. Half of them are told of, and given back, at a
+	// time: each such message may have to wake who waits for it.
+	RingSlots = 8
 	// SlotData is how many bytes of a block a slot has at most, and SlotSums how many of
 	// checksums, which stand behind the room for data, or, in a ring of the client, behind
 	// the data itself.
