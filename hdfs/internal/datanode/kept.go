@@ -26,6 +26,7 @@ const (
 type kept struct {
 	most   int // replicas
 	tokens *blocktoken.Keys
+	sums   atomic.Int64 // bytes of checksums that replicas keep
 
 	mu       sync.Mutex
 	closed   bool
@@ -40,6 +41,7 @@ type keptReplica struct {
 	*store.Reader
 	files  store.Local
 	direct bool // files has descriptors
+	sums   keptSums
 	state  atomic.Int32
 
 	// Guarded by the mu of kept:
@@ -109,7 +111,7 @@ func (k *kept) done(r *keptReplica) {
 	last := r.uses == 0
 	k.mu.Unlock()
 	if last {
-		_ = r.Close() // it was only read
+		r.end()
 	}
 }
 
@@ -130,6 +132,9 @@ func (k *kept) keep(request []byte, token *hdfspb.TokenProto, rd *store.Reader) 
 	r.files, r.direct = rd.Local()
 	if rd.Info.State != store.Finalized || len(request) > longestProof {
 		return r
+	}
+	if r.direct {
+		r.keepSums(&k.sums)
 	}
 	p := k.proof(request, token)
 	k.mu.Lock()
@@ -210,8 +215,14 @@ func (k *kept) drop(r *keptReplica) {
 		k.forget(p)
 	}
 	if r.uses--; r.uses == 0 {
-		_ = r.Close() // it was only read
+		r.end()
 	}
+}
+
+// end closes a replica that nobody reads any more.
+func (r *keptReplica) end() {
+	r.forgetSums()
+	_ = r.Close() // it was only read
 }
 
 // changing lets go of a replica that is about to change. Reads that have not ended know.
@@ -248,7 +259,7 @@ func (r *keptReplica) readNow(data, sums []byte, off int64) bool {
 	}
 	chunk := off / int64(r.Sum.BytesPerChunk)
 	full := max(0, min(int64(len(sums)/4), r.Length/int64(r.Sum.BytesPerChunk)-chunk))
-	if !r.at(r.files.Meta, sums[:4*full], r.files.SumsOffset+4*chunk) {
+	if !r.sumsAt(sums[:4*full], 4*chunk) {
 		return false
 	}
 	if rest := sums[4*full:]; len(rest) > 0 {
