@@ -134,7 +134,7 @@ func (k *kept) keep(request []byte, token *hdfspb.TokenProto, rd *store.Reader) 
 		return r
 	}
 	if r.direct {
-		r.keepSums(&k.sums)
+		r.sums.held = &k.sums
 	}
 	p := k.proof(request, token)
 	k.mu.Lock()
@@ -221,7 +221,7 @@ func (k *kept) drop(r *keptReplica) {
 
 // end closes a replica that nobody reads any more.
 func (r *keptReplica) end() {
-	r.forgetSums()
+	r.sums.forget()
 	_ = r.Close() // it was only read
 }
 

@@ -10,8 +10,14 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 )
 
-// A block with three pages of checksums, the last of which is not full, and a tail.
-const sumsBlock = 5<<18 + 700
+const (
+	// A block with three pages of checksums, the last of which is not full, and a tail.
+	sumsBlock = 5<<18 + 700
+	// What is kept of them: all, and what is in front of them in the first page.
+	sumsOfBlock = 512 + 4*(sumsBlock/512)
+	// Where the second page begins, and the third, in the data.
+	secondPage, thirdPage = (sumsPage - 512) / 4 * 512, (2*sumsPage - 512) / 4 * 512
+)
 
 // spoilSums overwrites the checksums in a replica's file.
 func spoilSums(t *testing.T, r *keptReplica) {
@@ -37,14 +43,17 @@ func TestKeptSums(t *testing.T) {
 			t.Errorf("%d bytes at %d have to wait", length, off)
 		}
 	}
-	read(512<<10-4096, 8192) // the first page and the second
-	read(sumsBlock-800, 800) // the third and the tail
-	if kept, all := n.kept.sums.Load(), int64(4*(sumsBlock/512)); kept != all {
-		t.Errorf("%d bytes of checksums are kept, want all %d", kept, all)
+	if kept := n.kept.sums.Load(); kept != 0 {
+		t.Errorf("%d bytes of checksums are kept before any read", kept)
+	}
+	read(secondPage-4096, 8192) // the first page, too
+	read(sumsBlock-800, 800)    // the third and the tail
+	if kept := n.kept.sums.Load(); kept != sumsOfBlock {
+		t.Errorf("%d bytes of checksums are kept, want all %d", kept, sumsOfBlock)
 	}
 	r := n.kept.find(h, time.Now())
 	spoilSums(t, r)
-	for _, p := range [][2]int{{0, 1}, {512<<10 - 1, 2}, {1<<20 - 30_000, native.MaxReadNow}, {sumsBlock - 1, 1}, {sumsBlock - 60_000, 60_000}} {
+	for _, p := range [][2]int{{0, 1}, {secondPage - 1, 2}, {thirdPage - 30_000, native.MaxReadNow}, {sumsBlock - 1, 1}, {sumsBlock - 60_000, 60_000}} {
 		read(p[0], p[1])
 	}
 	n.kept.changing(1)
@@ -66,7 +75,7 @@ func TestKeptSumsAreBounded(t *testing.T) {
 	must(t, open(t, n, h, 100))
 	n.kept.sums.Add(mostSums - sumsPage)
 	for range 2 {
-		for _, off := range []int{0, 512<<10 - 512, 512 << 10, 1 << 20} {
+		for _, off := range []int{0, secondPage - 512, secondPage, 1 << 20} {
 			if !readNow(t, n, h, data, off, 1024) {
 				t.Errorf("1024 bytes at %d have to wait", off)
 			}
@@ -102,7 +111,7 @@ func TestKeptSumsOfManyReaders(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if kept, all := n.kept.sums.Load(), int64(4*(sumsBlock/512)); kept != all {
-		t.Errorf("%d bytes of checksums are kept, want all %d", kept, all)
+	if kept := n.kept.sums.Load(); kept != sumsOfBlock {
+		t.Errorf("%d bytes of checksums are kept, want all %d", kept, sumsOfBlock)
 	}
 }

@@ -62,6 +62,16 @@ func (p *pushing) next() (off int64, data []byte) {
 	return f.Offset, data
 }
 
+// fill waits until all slots are full.
+func (p *pushing) fill() {
+	p.v.t.Helper()
+	p.next()
+	p.give(1)
+	for range native.RingSlots {
+		p.next()
+	}
+}
+
 func (p *pushing) give(n byte) {
 	p.v.t.Helper()
 	_, err := p.s.Write([]byte{n})
@@ -89,7 +99,8 @@ func TestPushes(t *testing.T) {
 		p, err := v.push(header(t, 1, 1001, nil), off, length)
 		must(t, err)
 		want := int64(512)
-		var first []byte
+		var second []byte
+		var from int64
 		for want < off+length {
 			at, b := p.next()
 			if at != want || !bytes.Equal(b, data[at:at+int64(len(b))]) {
@@ -97,15 +108,17 @@ func TestPushes(t *testing.T) {
 			}
 			want += int64(len(b))
 			switch {
-			case p.n == 1:
-				first = b
-			case p.n == native.RingSlots: // all are full: there is time for one more, if it came
+			case p.n == 1: // the others are kept until then
+				p.give(1)
+			case p.n == 2:
+				second, from = b, at
+			case p.n == native.RingSlots+1: // all are full: there is time for one more, if it came
 				time.Sleep(50 * time.Millisecond)
-				if !bytes.Equal(first, data[512:512+len(first)]) {
+				if !bytes.Equal(second, data[from:from+int64(len(second))]) {
 					t.Errorf("%s: a slot was written to that was not given back", transport)
 				}
 				p.give(native.RingSlots - 1)
-			case p.n > native.RingSlots:
+			case p.n > native.RingSlots+1:
 				p.give(1)
 			}
 		}
@@ -184,9 +197,7 @@ func TestPushesAreRefused(t *testing.T) {
 	// One that takes its memory back in the middle loses its endpoint.
 	p, err := v.push(h, 0, int64(len(data)))
 	must(t, err)
-	for range native.RingSlots {
-		p.next()
-	}
+	p.fill()
 	must(t, p.exposure.Close())
 	p.give(native.RingSlots)
 	if err := p.ended(); err == nil {
@@ -217,9 +228,7 @@ func TestPushesThatWaitHoldNoMemory(t *testing.T) {
 	for range 20 {
 		p, err := v.push(h, 0, int64(len(data)))
 		must(t, err)
-		for range native.RingSlots {
-			p.next()
-		}
+		p.fill()
 		waiting = append(waiting, p)
 	}
 	m, err := v.c.Call(t.Context(), native.MethodRead, native.AppendReadRequest(nil, &native.ReadRequest{Length: 1 << 20}, h))

@@ -25,6 +25,9 @@ const (
 	// firstPiece is how much the first slot of a reader gets, in bytes. Each further one
 	// gets twice as much, up to native.SlotData: a reader that needs little waits for little.
 	firstPiece = 128 << 10
+	// slowPiece is how long a piece may take that the client is not told of at once: out of the
+	// page cache it takes a tenth of that.
+	slowPiece = 2 * time.Millisecond
 	// aheadOf is how far in front of a reader the kernel is told to read from a disk, in
 	// bytes: dfs.datanode.readahead.bytes.
 	aheadOf = 4 << 20
@@ -126,7 +129,7 @@ func (dn *DataNode) feed(q verbena.Request, s *verbena.Stream, req *native.RingR
 	}
 	defer context.AfterFunc(dn.ctx, func() { _ = s.Close() })() // its error says nothing
 	bpc := int64(r.Sum.BytesPerChunk)
-	f := feeder{dn: dn, s: s, r: r, free: native.RingSlots, size: firstPiece, unverified: req.Unverified, length: req.Length}
+	f := feeder{dn: dn, s: s, r: r, free: native.RingSlots, kept: native.RingSlots / 2, size: firstPiece, unverified: req.Unverified, length: req.Length}
 	f.off = req.Offset / bpc * bpc
 	f.end = min((req.Offset+req.Length+bpc-1)/bpc*bpc, r.Length)
 	f.advised = f.off
@@ -209,6 +212,7 @@ type feeder struct {
 	pieces   uint64
 	size     int // of the next piece, at most
 	free     int // slots
+	kept     int // of them, which are not filled before the client has given some back
 	finished bool
 	untold   []byte // what the client is to be sent about pieces
 	scratch  [native.RingLen]byte
@@ -226,7 +230,7 @@ func (f *feeder) run(ctx context.Context, slots slots, first []byte) error {
 	}
 	for !f.finished && (f.off < f.end || f.free < native.RingSlots) {
 		var err error
-		if f.free > 0 && f.off < f.end {
+		if f.may() && f.off < f.end {
 			err = f.fill(ctx)
 		} else {
 			err = f.wait(ctx)
@@ -238,8 +242,13 @@ func (f *feeder) run(ctx context.Context, slots slots, first []byte) error {
 	return nil
 }
 
+// may tells whether there is a slot to fill. Many a client leaves early, as one that seeks does:
+// for one that has read nothing yet half of a ring is filled.
+func (f *feeder) may() bool { return f.free > f.kept }
+
 // fill reads a piece into the next slot, and tells the client.
 func (f *feeder) fill(ctx context.Context) error {
+	began := time.Now()
 	f.advise()
 	bpc := f.r.Sum.BytesPerChunk
 	n := int(min(int64(max(bpc, f.size/bpc*bpc)), f.end-f.off))
@@ -264,19 +273,20 @@ func (f *feeder) fill(ctx context.Context) error {
 	f.free--
 	f.size = min(2*f.size, native.SlotData)
 	f.untold = native.AppendFilled(f.untold, &filled)
-	return f.tell()
+	return f.tell(time.Since(began) > slowPiece)
 }
 
-// tell tells the client of the pieces that it does not know of, if it is time.
+// tell tells the client of the pieces that it does not know of, if it is time. It is at once
+// when the last one has taken long: to wake the client is little beside that.
 //
 // In the middle of a long range that is half of a ring at a time. A client that has time to wait
 // sleeps, and to wake it takes as long as to copy a good part of a piece. At either end it is
 // fewer, since the client has nothing to do until it hears of the first one, and the DataNode
 // has nothing to do behind the last one.
-func (f *feeder) tell() error {
+func (f *feeder) tell(slow bool) error {
 	left := (f.end - f.off + native.SlotData - 1) / native.SlotData
 	ramp := 1 + min(f.pieces, uint64(left))/(native.RingSlots/2)
-	if f.free > 0 && uint64(len(f.untold)) < native.FilledLen*min(ramp, native.RingSlots/2) {
+	if f.may() && !slow && uint64(len(f.untold)) < native.FilledLen*min(ramp, native.RingSlots/2) {
 		return nil
 	}
 	_, err := f.s.Write(f.untold)
@@ -308,6 +318,7 @@ func (f *feeder) wait(ctx context.Context) error {
 			f.finished = true
 			return nil
 		}
+		f.kept = 0
 		if f.free += int(n); n < 1 || f.free > native.RingSlots {
 			return fmt.Errorf("%w: %d slots are given back, and then %d of %d are free", native.ErrMalformed, n, f.free, native.RingSlots)
 		}

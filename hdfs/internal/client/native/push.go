@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,17 +66,46 @@ func (ts *targets) take(ctx context.Context, ep *verbena.Endpoint) (*target, err
 		}
 	}
 	ts.mu.Unlock()
+	for wait := exposing / 10; ; {
+		t, err := expose(ctx, ep, wait)
+		if err == nil || ctx.Err() != nil || wait == exposing {
+			return t, err
+		}
+		// The memory of those that are in no use may be what is missing.
+		if !ts.freeOldest() {
+			wait = exposing
+		}
+	}
+}
+
+// expose makes a ring, and waits for its memory at most so long.
+func expose(ctx context.Context, ep *verbena.Endpoint, wait time.Duration) (*target, error) {
 	m, err := verbena.NewMapping(native.RingBytes)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, exposing)
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	x, err := ep.Expose(ctx, verbena.ExposeConfig{Memory: m.Bytes(), Rights: verbena.MayWrite})
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return &target{memory: m, exposure: x, ep: ep}, nil
+}
+
+// freeOldest frees the ring that has been in no use for longest and may be freed, and tells
+// whether there was one.
+func (ts *targets) freeOldest() bool {
+	ts.mu.Lock()
+	i := slices.IndexFunc(ts.idle, func(t *target) bool { return !t.spoilt })
+	var over []*target
+	if i >= 0 {
+		over = append(over, ts.idle[i])
+		ts.idle = slices.Delete(ts.idle, i, i+1)
+	}
+	ts.mu.Unlock()
+	free(over)
+	return i >= 0
 }
 
 // put keeps a ring for the next read.

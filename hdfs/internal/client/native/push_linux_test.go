@@ -62,6 +62,7 @@ func (p *pusher) feed(q verbena.Request, s *verbena.Stream, req *native.RingRequ
 	}
 	free := native.RingSlots
 	const length = 200 << 10
+	var told []byte
 	for n, off := uint64(0), req.Offset/512*512; off < req.Offset+req.Length || free < native.RingSlots; {
 		if free == 0 || off >= req.Offset+req.Length {
 			select {
@@ -96,12 +97,17 @@ func (p *pusher) feed(q verbena.Request, s *verbena.Stream, req *native.RingRequ
 				return err
 			}
 		}
-		if _, err := s.Write(native.AppendFilled(nil, &filled)); err != nil {
-			return err
-		}
+		told = native.AppendFilled(told, &filled)
 		off += int64(len(data))
 		n++
 		free--
+		// The first one alone, and two together then.
+		if n == 1 || len(told) == 2*native.FilledLen || free == 0 || off >= req.Offset+req.Length {
+			if _, err := s.Write(told); err != nil {
+				return err
+			}
+			told = told[:0]
+		}
 		if hold != nil && n == 1 {
 			<-hold
 		}
@@ -137,11 +143,18 @@ func (p *pusher) holds() (release func()) {
 // pushedTo starts a pusher and returns a path to it, and a request for all of its block.
 func pushedTo(t *testing.T, p *pusher) (*Path, *data.ReadRequest) {
 	t.Helper()
+	return pushedWith(t, p, verbena.Config{})
+}
+
+// pushedWith is pushedTo with another configuration of the runtime.
+func pushedWith(t *testing.T, p *pusher, cfg verbena.Config) (*Path, *data.ReadRequest) {
+	t.Helper()
 	p.sum = crcs(t)
 	mux := verbena.NewMux(verbena.MuxConfig{})
 	mux.Long(native.MethodRead, p.read)
 	mux.Stream(native.MethodPush, p.push)
-	return pathToCalls(t, mux, verbena.Config{Providers: []rdma.Provider{iwarp.New(iwarp.Config{})}}, len(p.block))
+	cfg.Providers = []rdma.Provider{iwarp.New(iwarp.Config{})}
+	return pathToCalls(t, mux, cfg, len(p.block))
 }
 
 // begin reads a first piece.
@@ -220,9 +233,69 @@ func TestPushedSlotsStay(t *testing.T) {
 		p.mu.Lock()
 		handed := p.handed
 		p.mu.Unlock()
-		if used := off / (200 << 10); handed > max(used-1, 0) {
+		if used := (off + 200<<10 - 1) / (200 << 10); handed > max(used-1, 0) {
 			t.Fatalf("%d slots were given back, and %d used", handed, used)
 		}
+	}
+}
+
+// A reader that takes long gives slots back one by one.
+func TestSlowReadersGiveSlotsBack(t *testing.T) {
+	p := &pusher{block: randomBlock(5 << 20), full: make(chan struct{}, 1)}
+	path, req := pushedTo(t, p)
+	r := begin(t.Context(), t, path, req)
+	defer end(t, r)
+	ring := r.(*ringReader)
+	for range creditEvery {
+		ring.gave = time.Now().Add(-creditAfter)
+		if _, err := r.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if ring.owed != 0 {
+			t.Errorf("%d slots are kept back", ring.owed)
+		}
+	}
+	for n := range byte(creditEvery) {
+		if _, err := r.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if due := (n + 1) % creditEvery; ring.owed != due {
+			t.Errorf("%d slots are kept back by a fast reader, want %d", ring.owed, due)
+		}
+	}
+}
+
+// A ring that is kept for another DataNode's reads gives way where memory is short.
+func TestRingsInNoUseGiveWay(t *testing.T) {
+	p := &pusher{block: randomBlock(5 << 20)}
+	path, req := pushedWith(t, p, verbena.Config{SendMemory: 7 << 20})
+	other, another := pushedTo(t, &pusher{block: randomBlock(3 << 20)})
+	readAll(t, path, req)
+	readAll(t, other, another)
+	path.rings.targets.idle[0].ep = other.rings.targets.idle[0].ep
+	began := time.Now()
+	if !bytes.Equal(readAll(t, path, req), p.block) {
+		t.Error("other bytes")
+	}
+	if took := time.Since(began); p.calls > 0 || took > exposing {
+		t.Errorf("after %v: %d calls, no ring", took, p.calls)
+	}
+	kept(t, path)
+}
+
+// A DataNode whose rings have another size is read by calls.
+func TestRingsOfAnotherVersion(t *testing.T) {
+	block := randomBlock(3 << 20)
+	mux := verbena.NewMux(verbena.MuxConfig{})
+	p := &pusher{block: block, sum: crcs(t)}
+	mux.Long(native.MethodRead, p.read)
+	mux.Stream(native.MethodPush, func(q verbena.Request, s *verbena.Stream) {
+		_, _ = s.Write(make([]byte, native.PushLen+1)) // the reader tells
+		_ = q.Reply(nil)                               // likewise
+	})
+	path, req := pathToCalls(t, mux, verbena.Config{Providers: []rdma.Provider{iwarp.New(iwarp.Config{})}}, len(block))
+	if !bytes.Equal(readAll(t, path, req), block) || p.calls == 0 {
+		t.Errorf("%d calls", p.calls)
 	}
 }
 

@@ -24,6 +24,9 @@ const (
 	// creditEvery is how many slots are given back at a time: half of a ring, so that the
 	// DataNode has the other half to fill.
 	creditEvery = native.RingSlots / 2
+	// creditAfter is when slots are given back though they are fewer: the DataNode leaves a
+	// reader alone that gives none back for a minute.
+	creditAfter = 5 * time.Second
 	// noRings is for how long a DataNode is not asked for a ring that has none for us.
 	noRings = 10 * time.Second
 	// promptTransport is where the processor carries Gets out, and not a device: they need no
@@ -102,6 +105,7 @@ type ringReader struct {
 	taken  int           // of its data
 	pieces uint64        // that have come
 	owed   byte          // slots that can be given back
+	gave   time.Time     // when some were
 
 	left  bool // the ring has been given back
 	other data.BlockReader
@@ -133,12 +137,13 @@ func (p *Path) readRing(ctx context.Context, address string, req *data.ReadReque
 	return nil, nil
 }
 
-// refused tells whether an error is the answer of a DataNode that is there.
+// refused tells whether an error is the answer of a DataNode that is there, be it one of
+// another version, whose rings have another size.
 func refused(err error) bool {
 	var told *verbena.CallError
 	var none *verbena.RefusedError
 	var legacy *verbena.LegacyPeerError
-	return err == errOverTCP || errors.Is(err, errNoTarget) || errors.As(err, &told) || errors.As(err, &none) || errors.As(err, &legacy) || errors.Is(err, verbena.ErrNoStreams)
+	return err == errOverTCP || errors.Is(err, errNoTarget) || errors.As(err, &told) || errors.As(err, &none) || errors.As(err, &legacy) || errors.Is(err, verbena.ErrNoStreams) || errors.Is(err, native.ErrMalformed)
 }
 
 // errOverTCP says that there is nothing better than TCP to a DataNode.
@@ -381,16 +386,18 @@ func (r *ringReader) filled() error {
 	return nil
 }
 
-// credit gives slots back that have been fetched whole.
+// credit gives slots back that have been fetched whole, the first one at once: the DataNode
+// keeps half of the ring from who reads nothing.
 func (r *ringReader) credit() error {
 	if r.taken < r.piece.Data {
 		return nil
 	}
-	if r.owed++; r.owed < creditEvery {
+	now := time.Now()
+	if r.owed++; r.owed < creditEvery && now.Sub(r.gave) < creditAfter {
 		return nil
 	}
 	_, err := r.stream.Write([]byte{r.owed})
-	r.owed = 0
+	r.owed, r.gave = 0, now
 	return err
 }
 
