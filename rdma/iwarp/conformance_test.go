@@ -77,6 +77,7 @@ func TestConformance(t *testing.T) {
 					return d.DialContext(ctx, "tcp", address)
 				},
 				OverStream: mode.stream,
+				Parallel:   true,
 			}
 			if mode.small {
 				s.MaxMessage = 1 << 20
