@@ -216,3 +216,16 @@ func TestMemoryOfBuffersRefused(t *testing.T) {
 		closeBoth(t, a, b)
 	})
 }
+
+func registrationsOf(e *Endpoint) *registrations {
+	if s, ok := e.carrier.(*shell); ok {
+		return s.n.user
+	}
+	return e.env.user
+}
+
+func (r *registrations) count() (all, idle int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.all), r.idle.Len()
+}

@@ -41,19 +41,6 @@ func newMapping(t testing.TB, size int) *Mapping {
 	return m
 }
 
-func registrationsOf(e *Endpoint) *registrations {
-	if s, ok := e.carrier.(*shell); ok {
-		return s.n.user
-	}
-	return e.env.user
-}
-
-func (r *registrations) count() (all, idle int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.all), r.idle.Len()
-}
-
 // Memory of a Mapping is exposed in place on every transport, also part of it, and is
 // still there when the exposure has ended.
 func TestExposeMapping(t *testing.T) {
