@@ -384,18 +384,8 @@ func (m *memoryFlags) add(flags *pflag.FlagSet) {
 	flags.Int64Var(&m.spare, "spare-memory", 0, "`bytes` for the files of removed blocks that each data directory in memory (tmpfs) keeps for ten minutes, so that new blocks find their pages there (default: 1 GiB, and at most a sixteenth of the file system; negative: none)")
 }
 
-func dataNodeCommand(o *options) *cobra.Command {
-	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret, superuser, supergroup string
-	var local localFlags
-	var hadoop hadoopFlags
-	var dataDirs []string
-	var failedDirs int
-	var diskTimeout time.Duration
-	var memory memoryFlags
-	cmd := &cobra.Command{
-		Use:   "datanode",
-		Short: "Run a DataNode: the blocks themselves",
-		Long: `Run a DataNode: the blocks themselves.
+// dataNodeHelp teaches verbena datanode.
+const dataNodeHelp = `Run a DataNode: the blocks themselves.
 
 It shows the NameNode, and other DataNodes, that it belongs to them by the cluster's
 secret, and believes nobody who does not know it. Copy the NameNode's to this host:
@@ -418,75 +408,107 @@ On two processors it lets three goroutines run at once, so that Go takes no proc
 away from a long write. Set GOMAXPROCS in the environment to choose the number yourself.
 
 --hadoop-conf takes the properties that docs/configuration.md lists for DataNodes from
-Hadoop's own files, --property takes one.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			properties, err := hadoop.read(isDataNodeProperty)
-			if err != nil {
-				return err
-			}
-			if dir == "" {
-				if dir, err = dirOf("datanode"); err != nil {
-					return err
-				}
-			}
-			spareThread()
-			rt, err := o.runtime()
-			if err != nil {
-				return err
-			}
-			defer closing(&err, rt)
-			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
-				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
-				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, NativeMemory: memory.native, WindowMemory: memory.windows, SpareMemory: memory.spare,
-				DataDirs: dataDirs, FailedDirs: failedDirs, DiskTimeout: diskTimeout, Properties: properties,
-			})
-			if err != nil {
-				return explainListen(err, "--listen")
-			}
-			defer closing(&err, dn)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, hdfs.NewReadsCollector(dn), hdfs.NewWritesCollector(dn), hdfs.NewDisksCollector(dn))
-			if err != nil {
-				return err
-			}
-			defer closing(&err, m)
-			fmt.Fprintf(cmd.OutOrStdout(), "DataNode at %s, its data in %s, waiting for the NameNode at %s\n", dn.Addr(), dir, nameNode)
-			adviseLargePages(cmd.OutOrStdout(), dn)
-			m.tell(cmd.OutOrStdout())
-			if err := dn.WaitReported(cmd.Context()); err != nil {
-				if cmd.Context().Err() != nil {
-					return nil // stopped by a signal, in order
-				}
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), "The NameNode knows it.")
-			if err := writeAddress(addressFile, dn.Addr()); err != nil {
-				return err
-			}
-			err = serve(cmd.Context(), dn)
-			if terminated(cmd.Context()) {
-				dn.AnnounceRestart()
-			}
-			return err
+Hadoop's own files, --property takes one.`
+
+// dataNodeFlags are those of verbena datanode.
+type dataNodeFlags struct {
+	cfg                            hdfs.DataNodeConfig // what flags set of it
+	secret, metricsAt, addressFile string
+	local                          localFlags
+	memory                         memoryFlags
+	hadoop                         hadoopFlags
+}
+
+func dataNodeCommand(o *options) *cobra.Command {
+	var f dataNodeFlags
+	cmd := &cobra.Command{
+		Use:   "datanode",
+		Short: "Run a DataNode: the blocks themselves",
+		Long:  dataNodeHelp,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runDataNode(cmd.Context(), cmd.OutOrStdout(), o, &f)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/datanode in the user's data home)")
-	flags.StringSliceVar(&dataDirs, "data-dir", nil, "`[KIND]DIR` of blocks, several with commas or by repeating it, as dfs.datanode.data.dir has them (default: that property's, else --dir)")
-	flags.IntVar(&failedDirs, "failed-dirs", 0, "how many of them may fail before the DataNode ends; -1: all but one (dfs.datanode.failed.volumes.tolerated)")
-	flags.DurationVar(&diskTimeout, "disk-timeout", 0, "how long an operation on a disk may take before its directory is out of service (dfs.datanode.disk.check.timeout; default: 10m; negative: for ever)")
-	hadoop.add(flags)
-	secretFlag(flags, &secret, "cluster-secret in the data directory, or that of this user's NameNode on this host")
-	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
-	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
-	metricsFlag(flags, &metricsAt)
-	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
-	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: that of dfs.permissions.superusergroup, else supergroup)")
-	local.add(flags)
-	memory.add(flags)
-	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
-	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
+	f.add(cmd.Flags())
 	return cmd
+}
+
+func (f *dataNodeFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.cfg.Dir, "dir", "", "data directory (default: verbena/datanode in the user's data home)")
+	flags.StringSliceVar(&f.cfg.DataDirs, "data-dir", nil, "`[KIND]DIR` of blocks, several with commas or by repeating it, as dfs.datanode.data.dir has them (default: that property's, else --dir)")
+	flags.IntVar(&f.cfg.FailedDirs, "failed-dirs", 0, "how many of them may fail before the DataNode ends; -1: all but one (dfs.datanode.failed.volumes.tolerated)")
+	flags.DurationVar(&f.cfg.DiskTimeout, "disk-timeout", 0, "how long an operation on a disk may take before its directory is out of service (dfs.datanode.disk.check.timeout; default: 10m; negative: for ever)")
+	f.hadoop.add(flags)
+	secretFlag(flags, &f.secret, "cluster-secret in the data directory, or that of this user's NameNode on this host")
+	flags.StringVar(&f.cfg.Listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
+	flags.StringVar(&f.cfg.NameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
+	metricsFlag(flags, &f.metricsAt)
+	flags.StringVar(&f.cfg.Superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
+	flags.StringVar(&f.cfg.Supergroup, "supergroup", "", "`group` whose members may, too (default: that of dfs.permissions.superusergroup, else supergroup)")
+	f.local.add(flags)
+	f.memory.add(flags)
+	flags.StringVar(&f.cfg.Advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
+	flags.StringVar(&f.addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
+}
+
+// config is what flags, Hadoop's properties and defaults come to.
+func (f *dataNodeFlags) config() (cfg hdfs.DataNodeConfig, err error) {
+	cfg = f.cfg
+	if cfg.Properties, err = f.hadoop.read(isDataNodeProperty); err != nil {
+		return cfg, err
+	}
+	if cfg.Dir == "" {
+		if cfg.Dir, err = dirOf("datanode"); err != nil {
+			return cfg, err
+		}
+	}
+	cfg.ClusterSecret = theirSecret(f.secret, cfg.Dir)
+	cfg.DomainSocket, cfg.NoLocalReads = f.local.path, f.local.off
+	cfg.NativeMemory, cfg.WindowMemory, cfg.SpareMemory = f.memory.native, f.memory.windows, f.memory.spare
+	return cfg, nil
+}
+
+func runDataNode(ctx context.Context, out io.Writer, o *options, f *dataNodeFlags) (err error) {
+	cfg, err := f.config()
+	if err != nil {
+		return err
+	}
+	spareThread()
+	rt, err := o.runtime()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, rt)
+	cfg.Runtime, cfg.Logger = rt, o.logger()
+	dn, err := hdfs.StartDataNode(ctx, cfg)
+	if err != nil {
+		return explainListen(err, "--listen")
+	}
+	defer closing(&err, dn)
+	m, err := serveMetrics(ctx, f.metricsAt, rt, hdfs.NewReadsCollector(dn), hdfs.NewWritesCollector(dn), hdfs.NewDisksCollector(dn))
+	if err != nil {
+		return err
+	}
+	defer closing(&err, m)
+	fmt.Fprintf(out, "DataNode at %s, its data in %s, waiting for the NameNode at %s\n", dn.Addr(), cfg.Dir, cfg.NameNode)
+	adviseLargePages(out, dn)
+	m.tell(out)
+	if err := dn.WaitReported(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped by a signal, in order
+		}
+		return err
+	}
+	fmt.Fprintln(out, "The NameNode knows it.")
+	if err := writeAddress(f.addressFile, dn.Addr()); err != nil {
+		return err
+	}
+	err = serve(ctx, dn)
+	if terminated(ctx) {
+		dn.AnnounceRestart()
+	}
+	return err
 }
 
 // explainListen adds what to do to the error of a port that is taken, the one
