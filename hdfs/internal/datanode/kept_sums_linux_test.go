@@ -19,6 +19,16 @@ const (
 	secondPage, thirdPage = (sumsPage - 512) / 4 * 512, (2*sumsPage - 512) / 4 * 512
 )
 
+// sumsOpen returns a DataNode that keeps such a block, and what a client reads it by.
+func sumsOpen(t *testing.T) (n *node, data, h []byte) {
+	t.Helper()
+	n, data = newFixture(t, 1, onDisk(t, nil)).nodes[0], random(1, sumsBlock)
+	finalized(t, n, 1, 1001, data)
+	h = header(t, 1, 1001, nil)
+	must(t, open(t, n, h, 100))
+	return n, data, h
+}
+
 // spoilSums overwrites the checksums in a replica's file.
 func spoilSums(t *testing.T, r *keptReplica) {
 	t.Helper()
@@ -32,11 +42,7 @@ func spoilSums(t *testing.T, r *keptReplica) {
 // Checksums come from what was kept by the reads before, are right across pages and at the
 // end, and are given back with the replica.
 func TestKeptSums(t *testing.T) {
-	f := newFixture(t, 1, onDisk(t, nil))
-	n, data := f.nodes[0], random(1, sumsBlock)
-	finalized(t, n, 1, 1001, data)
-	h := header(t, 1, 1001, nil)
-	must(t, open(t, n, h, 100))
+	n, data, h := sumsOpen(t)
 	read := func(off, length int) {
 		t.Helper()
 		if !readNow(t, n, h, data, off, length) {
@@ -68,11 +74,7 @@ func TestKeptSums(t *testing.T) {
 
 // Without room for more, checksums are read from their file.
 func TestKeptSumsAreBounded(t *testing.T) {
-	f := newFixture(t, 1, onDisk(t, nil))
-	n, data := f.nodes[0], random(1, sumsBlock)
-	finalized(t, n, 1, 1001, data)
-	h := header(t, 1, 1001, nil)
-	must(t, open(t, n, h, 100))
+	n, data, h := sumsOpen(t)
 	n.kept.sums.Add(mostSums - sumsPage)
 	for range 2 {
 		for _, off := range []int{0, secondPage - 512, secondPage, 1 << 20} {
@@ -92,11 +94,7 @@ func TestKeptSumsAreBounded(t *testing.T) {
 
 // Reads at the same time keep a page once.
 func TestKeptSumsOfManyReaders(t *testing.T) {
-	f := newFixture(t, 1, onDisk(t, nil))
-	n, data := f.nodes[0], random(1, sumsBlock)
-	finalized(t, n, 1, 1001, data)
-	h := header(t, 1, 1001, nil)
-	must(t, open(t, n, h, 100))
+	n, _, h := sumsOpen(t)
 	r := n.kept.find(h, time.Now())
 	defer n.kept.done(r)
 	var wg sync.WaitGroup
