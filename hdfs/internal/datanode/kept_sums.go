@@ -31,7 +31,7 @@ func (s *keptSums) forget() {
 // sumsAt fills b with the checksums at off of those of all full chunks, if that takes no disk.
 func (r *keptReplica) sumsAt(b []byte, off int64) bool {
 	for off += r.files.SumsOffset; len(b) > 0; {
-		page := r.sumsPage(off / sumsPage)
+		page := r.pageOfSums(off / sumsPage)
 		if page == nil {
 			return r.at(r.files.Meta, b, off)
 		}
@@ -41,22 +41,30 @@ func (r *keptReplica) sumsAt(b []byte, off int64) bool {
 	return true
 }
 
-// sumsPage returns a page as far as it has checksums of full chunks; nil if there is no room for
-// it, or it is on disk.
-func (r *keptReplica) sumsPage(i int64) []byte {
+// pageOfSums returns a page as far as it has checksums of full chunks; nil if there is no room
+// for it, or it is on disk.
+func (r *keptReplica) pageOfSums(i int64) []byte {
 	s := &r.sums
 	if s.held == nil {
 		return nil
 	}
+	if pages := s.pages.Load(); pages != nil {
+		if page := (*pages)[i].Load(); page != nil {
+			return *page
+		}
+	}
+	return r.keepPage(i)
+}
+
+// keepPage is pageOfSums for a page that was not kept yet.
+func (r *keptReplica) keepPage(i int64) []byte {
+	s := &r.sums
 	end := r.files.SumsOffset + r.Length/int64(r.Sum.BytesPerChunk)*4
 	pages := s.pages.Load()
 	if pages == nil {
 		p := make([]atomic.Pointer[[]byte], (end+sumsPage-1)/sumsPage)
 		s.pages.CompareAndSwap(nil, &p)
 		pages = s.pages.Load()
-	}
-	if page := (*pages)[i].Load(); page != nil {
-		return *page
 	}
 	size := min(sumsPage, end-i*sumsPage)
 	if s.held.Add(size) > mostSums {

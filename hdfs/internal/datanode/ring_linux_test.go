@@ -104,11 +104,15 @@ func TestRings(t *testing.T) {
 		}
 		must(t, r.s.Close())
 		must(t, v.c.Close())
-		for began := time.Now(); n.rings.sweep(time.Now()) > 0; time.Sleep(time.Millisecond) {
-			if time.Since(began) > 20*time.Second {
-				t.Fatalf("%s: the client has gone, and its ring is there", transport)
-			}
+		n.rings.mu.Lock()
+		served := n.rings.idle[0].client.Endpoint()
+		n.rings.mu.Unlock()
+		select {
+		case <-served.Done():
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s: the client has gone, and its endpoint is there", transport)
 		}
+		n.rings.sweep(time.Now())
 		if b := n.Reads().Windows.Bytes; b != 0 {
 			t.Errorf("%s: the client has gone, and its ring has %d bytes", transport, b)
 		}

@@ -66,7 +66,7 @@ func (ts *targets) take(ctx context.Context, ep *verbena.Endpoint) (*target, err
 		}
 	}
 	ts.mu.Unlock()
-	for wait := exposing / 10; ; {
+	for wait := exposing / 10; ; { // and for all of it when nothing gives way
 		t, err := expose(ctx, ep, wait)
 		if err == nil || ctx.Err() != nil || wait == exposing {
 			return t, err
