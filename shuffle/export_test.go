@@ -41,6 +41,19 @@ func (x *Exchange) Waiting() (n int) {
 	return n
 }
 
+// Favoured tells whether a thread that shares its lane is the lane's favourite. The thread must not be sending.
+func (x *Exchange) Favoured(thread int) bool {
+	s := x.senders[thread]
+	if !s.lane.mu.Enter(&s.user) {
+		return false
+	}
+	s.user.Leave()
+	return true
+}
+
+// ShareALane tells whether two threads do.
+func (x *Exchange) ShareALane(a, b int) bool { return x.senders[a].lane == x.senders[b].lane }
+
 // LateMeeting has an exchange fail, and then meet a process at the other end of an endpoint. It is freed when that is done.
 func LateMeeting(c Config, e *verbena.Endpoint, rank int, err error) error {
 	if err := c.complete(); err != nil {

@@ -2,8 +2,8 @@ package shuffle
 
 import (
 	"encoding/binary"
-	"sync"
 
+	"github.com/verbena-data/verbena/internal/biased"
 	"github.com/verbena-data/verbena/internal/prefetch"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
@@ -11,13 +11,14 @@ import (
 // A lane is where records are collected on their way: a part for each partition. Each
 // thread has its own, unless there are many more threads than processors. Then some
 // share one, for that what is collected grows with the threads and not with their square,
-// and stays in the caches. They give it short records by the few dozen.
+// and stays in the caches. One of them at a time is the favourite, whose records go straight to it. The others give it
+// short ones by the few dozen, until one of them has done so a few times with no other in between.
 type lane struct {
 	number  uint16
 	shared  bool
-	mu      sync.Mutex // held by the thread that uses the lane, if it is shared
-	streams []sending  // by partition
-	short   int        // records below so many bytes are short
+	mu      biased.Mutex // held by the thread that uses the lane, if it is shared
+	streams []sending    // by partition
+	short   int          // records below so many bytes are short
 
 	unclosed int       // threads
 	waiting  []*Sender // for a partition that another thread has acquired
@@ -34,9 +35,9 @@ type sending struct {
 	totals  wire.Totals
 }
 
-func (l *lane) lock() {
+func (l *lane) lock(s *Sender) {
 	if l.shared {
-		l.mu.Lock()
+		l.mu.Lock(&s.user)
 	}
 }
 

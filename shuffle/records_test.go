@@ -3,15 +3,19 @@ package shuffle_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/biased"
 	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/shuffle"
 )
@@ -260,6 +264,112 @@ func TestFlushOfSharedLanes(t *testing.T) {
 		if err != nil || string(got) != record {
 			t.Fatalf("record %d has %d bytes, %d were due: %v", i, len(got), len(record), err)
 		}
+	}
+}
+
+// One of the threads that share a lane is the favourite, whose records go straight to it, until another one has given
+// it some. Each one's records arrive in its order, whether it was the favourite or not.
+func TestFavouritesOfSharedLanes(t *testing.T) {
+	const threads, to, turns = 64, 5, 400
+	if !biased.Pays() {
+		t.Skip("this system has no membarrier")
+	}
+	x := alone(t, shuffle.Config{Threads: threads})
+	other := 1
+	for !x.ShareALane(0, other) {
+		other++
+	}
+	send := func(thread, n int, length int) {
+		t.Helper()
+		record := make([]byte, max(8, length))
+		binary.BigEndian.PutUint32(record, uint32(thread))
+		binary.BigEndian.PutUint32(record[4:], uint32(n))
+		if err := x.Sender(thread).Send(to, record); err != nil {
+			t.Error(err)
+		}
+	}
+	received := make(chan map[uint32]uint32)
+	go func() {
+		next := map[uint32]uint32{}
+		defer func() { received <- next }()
+		for {
+			record, err := x.Receiver(to).Next(t.Context())
+			if err != nil {
+				if err != io.EOF {
+					t.Error(err)
+				}
+				return
+			}
+			thread, n := binary.BigEndian.Uint32(record), binary.BigEndian.Uint32(record[4:])
+			if n != next[thread] {
+				t.Errorf("record %d of thread %d came where %d was due", n, thread, next[thread])
+				return
+			}
+			next[thread]++
+		}
+	}()
+
+	// One after the other: who sends alone becomes the favourite, and ceases to be when the other one has.
+	sent := [2]int{}
+	for turn := range 6 {
+		i := turn % 2
+		thread, before := []int{0, other}[i], []int{other, 0}[i]
+		for !x.Favoured(thread) {
+			send(thread, sent[i], 8+sent[i]%100)
+			if sent[i]++; sent[i] > 100_000 {
+				t.Fatal("a thread that sends alone is never favoured")
+			}
+		}
+		if x.Favoured(before) {
+			t.Fatal("two threads are favoured")
+		}
+		send(thread, sent[i], 5000) // in its place among the short ones
+		sent[i]++
+	}
+
+	// And side by side, by turns whose lengths differ, short records and longer ones.
+	var both sync.WaitGroup
+	for i, thread := range []int{0, other} {
+		both.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 77))
+			for range turns {
+				for range random.IntN(300) {
+					length := 8 + random.IntN(100)
+					if random.IntN(20) == 0 {
+						length = random.IntN(3000)
+					}
+					send(thread, sent[i], length)
+					sent[i]++
+				}
+				runtime.Gosched()
+			}
+		})
+	}
+	both.Wait()
+	for thread := range threads {
+		if thread != to {
+			both.Go(func() {
+				if _, err := x.Receiver(thread).Next(t.Context()); err != io.EOF {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	for thread := range threads {
+		if err := x.Sender(thread).Close(); err != nil {
+			t.Error(err)
+		}
+		if x.Favoured(thread) {
+			t.Errorf("thread %d has closed, and is favoured", thread)
+		}
+	}
+	both.Wait()
+	got := <-received
+	if got[0] != uint32(sent[0]) || got[uint32(other)] != uint32(sent[1]) {
+		t.Errorf("%d and %d records came, of %v", got[0], got[uint32(other)], sent)
+	}
+	if err := x.Wait(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

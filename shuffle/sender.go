@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/biased"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
@@ -13,12 +14,13 @@ import (
 type Sender struct {
 	x       *Exchange
 	lane    *lane
-	short   int // records below so many bytes are short: as in the lane, but 0 while one is reserved
+	user    biased.User // of the lane, if it is shared
+	short   int         // records below so many bytes are short: as in the lane, but 0 while one is reserved
 	sleeper sleeper
 	closed  bool
 
 	// Short records that the thread has sent and not yet given to its lane, if it shares that:
-	// u32 partition, u8 length, record. Nil behind Close.
+	// u32 partition, u8 length, record. None while it is the lane's favourite, and nil behind Close.
 	pending []byte
 	pended  int  // bytes of it
 	gave    bool // it has given its lane something, which it shares
@@ -46,7 +48,19 @@ func newSender(x *Exchange, l *lane) *Sender {
 func (s *Sender) Send(to int, record []byte) error {
 	l := s.lane
 	if uint(to) < uint(len(l.streams)) && len(record) < s.short {
-		if l.shared && s.pend(to, record) || !l.shared && l.streams[to].short(record) {
+		switch o := &l.streams[to]; {
+		case !l.shared:
+			if o.short(record) {
+				return nil
+			}
+		case l.mu.Enter(&s.user):
+			if o.short(record) {
+				o.ask()
+				s.user.Leave()
+				return nil
+			}
+			s.user.Leave()
+		case s.pend(to, record):
 			return nil
 		}
 	}
@@ -122,12 +136,19 @@ func (s *Sender) send(to int, record []byte) error {
 	if err := s.check(to, len(record)); err != nil {
 		return err
 	}
-	s.lane.lock()
+	if s.lane.mu.Enter(&s.user) {
+		ok := s.lane.streams[to].add(record)
+		s.user.Leave()
+		if ok {
+			return nil
+		}
+	}
+	s.lane.lock(s)
 	defer s.lane.unlock()
 	if err := s.drain(); err != nil {
 		return err
 	}
-	if len(record) < s.lane.short && s.pend(to, record) {
+	if s.lane.shared && !s.lane.mu.Favour(&s.user) && len(record) < s.lane.short && s.pend(to, record) {
 		return nil
 	}
 	s.gave = true
@@ -236,7 +257,7 @@ func (s *Sender) commitLong(to, reserved, n int) error {
 	if before, now := uvarintSize(reserved), uvarintSize(n); now != before {
 		copy(b.memory[wire.PartSize+now:], b.memory[wire.PartSize+before:][:n])
 	}
-	s.lane.lock()
+	s.lane.lock(s)
 	defer s.lane.unlock()
 	if err := s.drain(); err != nil {
 		return err
@@ -257,7 +278,7 @@ func (s *Sender) Flush() error {
 	if s.reservedTo >= 0 {
 		return fmt.Errorf("shuffle: flush: a record to %d was reserved and not committed", s.reservedTo)
 	}
-	s.lane.lock()
+	s.lane.lock(s)
 	defer s.lane.unlock()
 	if err := s.drain(); err != nil {
 		return err
@@ -301,12 +322,13 @@ func (s *Sender) Close() error {
 		return fmt.Errorf("shuffle: close a sender: a record to %d was reserved and not committed", s.reservedTo)
 	}
 	l := s.lane
-	l.lock()
+	l.lock(s)
 	defer l.unlock()
 	if err := s.drain(); err != nil {
 		return err
 	}
 	s.closed, s.pending = true, nil
+	l.mu.Disfavour(&s.user)
 	finish := s.flushAll
 	switch l.unclosed--; {
 	case l.unclosed > 0 && l.shared && !s.gave: // what lies in the lane is that of others, for which this thread must not wait
@@ -325,7 +347,7 @@ func (s *Sender) Close() error {
 
 // endLater is end for a thread that must not wait: it may be the one that receives what others of the lane have sent.
 func (s *Sender) endLater() {
-	s.lane.lock()
+	s.lane.lock(s)
 	defer s.lane.unlock()
 	_ = s.end() // it fails with the exchange
 }
@@ -633,7 +655,7 @@ func (s *Sender) wait(to int, try func() (bool, error)) error {
 		s.lane.unlock()
 		if s.x.turn() {
 			s.sleeper.stays()
-			s.lane.lock()
+			s.lane.lock(s)
 			continue
 		}
 		select {
@@ -641,6 +663,6 @@ func (s *Sender) wait(to int, try func() (bool, error)) error {
 		case <-s.x.failed:
 			s.sleeper.stays()
 		}
-		s.lane.lock()
+		s.lane.lock(s)
 	}
 }

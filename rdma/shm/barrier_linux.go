@@ -1,50 +1,22 @@
 package shm
 
 import (
-	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
+	"github.com/verbena-data/verbena/internal/membarrier"
 )
 
 // Several flags of this package are tested by one side right after it has
 // stored something, and set by the other right before it looks for that: the
 // sender publishes a message and looks whether the receiver sleeps; the receiver
-// says that it will sleep and looks for messages. A processor may delay a store
-// beyond a later load, so each side needs a fence in between. The first kind of
-// side does it for every message, the second seldom. So the second pays for both:
-// it makes the kernel run a barrier on every processor that runs a process which
-// has registered for that.
-const (
-	membarrierQuery           = 0
-	membarrierGlobalExpedited = 1 << 1
-	membarrierRegisterGlobal  = 1 << 2
-)
+// says that it will sleep and looks for messages. The first kind of side does it
+// for every message, the second seldom, so the second pays for both.
 
-// barriers tells whether this process is registered, and may call barrier. A
-// seccomp profile or an emulator may forbid it.
-var barriers = sync.OnceValue(func() bool {
-	supported, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierQuery, 0, 0)
-	const both = membarrierGlobalExpedited | membarrierRegisterGlobal
-	if errno != 0 || supported&both != both {
-		return false
-	}
-	if _, _, errno = unix.Syscall(unix.SYS_MEMBARRIER, membarrierRegisterGlobal, 0, 0); errno != 0 {
-		return false
-	}
-	_, _, errno = unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobalExpedited, 0, 0)
-	return errno == 0
-})
+// barriers tells whether this process takes part in the barriers of all that do.
+func barriers() bool { return membarrier.Global.Registered() }
 
-// barrier orders what every thread of registered processes has stored before
-// what it loads next, and does the same for the caller. It takes a microsecond,
-// or ten if other processors have to be interrupted.
-func barrier() {
-	if barriers() {
-		// It has worked once with the same arguments.
-		_, _, _ = unix.RawSyscall(unix.SYS_MEMBARRIER, membarrierGlobalExpedited, 0, 0)
-	}
-}
+// barrier is the fence of the second kind of side.
+func barrier() { membarrier.Global.Fence() }
 
 // A fence orders what was stored before it against what is loaded after it. It
 // is private, so nobody contends for it.
