@@ -16,7 +16,7 @@ import (
 type lane struct {
 	number  uint16
 	shared  bool
-	mu      biased.Mutex // held by the thread that uses the lane, if it is shared
+	mu      biased.Mutex // held by the thread that uses the lane, or entered by the favourite, if it is shared
 	streams []sending    // by partition
 	short   int          // records below so many bytes are short
 

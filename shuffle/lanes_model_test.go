@@ -12,7 +12,8 @@ import (
 // The model is one process: threads that share lanes, the windows from each lane to each receiving thread, and those threads. What
 // decides who waits and who is woken is the code itself: the windows' take and freed, the lanes' mayUse and wakeAll, and the
 // sleepers. The steps around it are those of sender.go and receiver.go; what lies between two of them touches nothing that others see,
-// or is done under a lock that a step holds on to. A part holds one record.
+// or is done under a lock that a step holds on to. What a lane's favourite adds without that lock counts as added under it, since
+// each excludes the other. A part holds one record.
 type lanesModel struct {
 	threads, lanes, depth int
 	scripts               [][]laneOp // of the senders, each of which closes behind it

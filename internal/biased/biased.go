@@ -10,9 +10,9 @@
 // This is the biased lock of Kawachiya, Koseki and Onodera (OOPSLA 2002), with the
 // revocation of Dice, Huang and Yang (2001).
 //
-// Favours are given where that pays: on amd64 with membarrier(2), and on other
-// processors, whose atomic operations order a store and a later load without waiting for
-// what was stored before. Elsewhere, Favour does nothing, and all that is left is the mutex.
+// On amd64 nobody is favoured where there is no membarrier(2), and all that is left is the
+// mutex. On other processors a favourite stores by atomic operations, which is right and
+// saves no fence.
 package biased
 
 import (
@@ -41,7 +41,8 @@ type User struct {
 }
 
 // Enter reports whether u is the favourite, and may use what m guards without locking it. Then
-// Leave must follow, soon: nothing that waits may come between them.
+// Leave must follow, soon: nothing that waits may come between them, and nothing that panics,
+// since whoever locks m waits for Leave.
 func (m *Mutex) Enter(u *User) bool { return u.favoured && m.enter(u) }
 
 func (m *Mutex) enter(u *User) bool {

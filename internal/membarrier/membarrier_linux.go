@@ -1,6 +1,8 @@
 package membarrier
 
 import (
+	"fmt"
+	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -45,9 +47,26 @@ func (s *Scope) try() bool {
 // Fence orders what every thread of the scope's processes has stored before what it
 // loads next, and does the same for the caller. It takes a microsecond, or ten if
 // other processors have to be interrupted. It does nothing where Registered is false.
+//
+// It panics if the kernel refuses what it has done before: a filter of system calls that was
+// installed meanwhile may, and whoever relied on the fence must not go on without it.
 func (s *Scope) Fence() {
-	if s.Registered() {
-		// It has worked once with the same arguments.
-		_, _, _ = unix.RawSyscall(unix.SYS_MEMBARRIER, uintptr(s.command), 0, 0)
+	if !s.Registered() {
+		return
+	}
+	for {
+		_, _, errno := unix.RawSyscall(unix.SYS_MEMBARRIER, uintptr(s.command), 0, 0)
+		switch errno {
+		case 0:
+			return
+		case unix.ENOMEM: // for the set of processors to be interrupted
+			runtime.Gosched()
+			continue
+		case unix.EPERM: // a checkpoint that was restored has lost it
+			_, _, errno = unix.RawSyscall(unix.SYS_MEMBARRIER, uintptr(s.register), 0, 0)
+		}
+		if errno != 0 {
+			panic(fmt.Sprintf("membarrier(%#x) has worked before, and fails: %v", s.command, errno))
+		}
 	}
 }

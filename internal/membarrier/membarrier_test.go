@@ -6,8 +6,12 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/verbena-data/verbena/internal/release"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // Of two that each store a word and then load the other's, one at least sees it. One of them has no fence of its own.
 func TestOneOfTwoSees(t *testing.T) {

@@ -7,5 +7,6 @@
 // detector, these are the atomic stores.
 //
 // Readers use atomic loads. A store that is followed by a load of what the other
-// side stores (a flag that says whether it sleeps, say) needs the atomic store.
+// side stores (a flag that says whether it sleeps, say) needs the atomic store, unless that
+// side makes up for it (package membarrier).
 package release
