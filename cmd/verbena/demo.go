@@ -50,9 +50,9 @@ of the input by the time of the whole command; their CPU seconds are those of al
 					return err
 				}
 			}
-			cfg.Share, cfg.Creates = 1, 500
+			cfg.Share, cfg.Creates = 1, 2000
 			if quick {
-				cfg.Share, cfg.Creates = 10, 100
+				cfg.Share, cfg.Creates = 10, 200
 				cfg.LargeFile /= 10
 				cfg.Records /= 10
 			}
