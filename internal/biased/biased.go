@@ -7,8 +7,7 @@
 // be the mutex's favourite: it says that it is inside by a plain store, and looks whether
 // it is the favourite still. Whoever locks takes the favour away, has the kernel run a
 // fence on all processors (package membarrier), and waits until the favourite is outside.
-// This is the biased lock of Kawachiya, Koseki and Onodera (OOPSLA 2002), with the
-// revocation of Dice, Huang and Yang (2001).
+// This is a biased lock, as Kawachiya, Koseki and Onodera have it for Java (OOPSLA 2002).
 //
 // On amd64 nobody is favoured where there is no membarrier(2), and all that is left is the
 // mutex. On other processors a favourite stores by atomic operations, which is right and
@@ -16,11 +15,10 @@
 package biased
 
 import (
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
+	"github.com/verbena-data/verbena/internal/nap"
 	"github.com/verbena-data/verbena/internal/release"
 )
 
@@ -94,22 +92,11 @@ func (m *Mutex) Disfavour(u *User) {
 	u.favoured = false
 }
 
-// A locker gives its processor away 64 times, then sleeps, between two looks whether the
-// favourite is outside: it has been pushed aside by the system.
-const (
-	yields                   = 64
-	firstSleep, longestSleep = 20 * time.Microsecond, 200 * time.Microsecond
-)
-
-// revoke takes the favour from f.
+// revoke takes the favour from f, and waits until f is outside.
 func (m *Mutex) revoke(f *User) {
 	m.favourite.Store(nil)
 	fence()
-	for look := 0; f.inside.Load() != 0; look++ {
-		if look < yields {
-			runtime.Gosched()
-			continue
-		}
-		time.Sleep(min(time.Duration(look-yields+1)*firstSleep, longestSleep))
+	for looks := 0; f.inside.Load() != 0; looks++ {
+		nap.Between(looks)
 	}
 }

@@ -10,10 +10,8 @@
 package latch
 
 import (
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/nap"
 	"github.com/verbena-data/verbena/internal/release"
@@ -35,22 +33,11 @@ func (l *Latch) Lock() {
 	}
 }
 
-// A waiter gives its processor away 64 times, then sleeps for 20 us, and up to 200 us,
-// between two tries: whoever holds the latch has been pushed aside, or is in the kernel.
-const (
-	yields                 = 64
-	firstSleep, longestNap = 20 * time.Microsecond, 200 * time.Microsecond
-)
-
 func (l *Latch) wait() {
 	l.next.Lock()
 	defer l.next.Unlock()
-	for attempt := 0; l.word.Load() != 0 || !l.TryLock(); attempt++ {
-		if attempt < yields {
-			runtime.Gosched()
-			continue
-		}
-		nap.For(min(time.Duration(attempt-yields+1)*firstSleep, longestNap))
+	for looks := 0; l.word.Load() != 0 || !l.TryLock(); looks++ {
+		nap.Between(looks)
 	}
 }
 
