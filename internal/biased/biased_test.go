@@ -5,25 +5,37 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/internal/testneed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// needFavours ends the test where nobody is ever favoured.
+func needFavours(t testing.TB) {
+	t.Helper()
+	if !Pays() {
+		testneed.Missing(t, "this process may not call membarrier", "run on Linux 4.14 or later, without a filter that forbids it")
+	}
+}
+
+// lockAndFavour locks m for a moment, and asks for a favour then.
+func (m *Mutex) lockAndFavour(u *User) bool {
+	m.Lock(u)
+	defer m.Unlock()
+	return m.Favour(u)
+}
+
 // favoured returns a mutex whose favourite is u.
 func favoured(t *testing.T, u *User) *Mutex {
 	t.Helper()
-	if !Pays() {
-		t.Skip("this system has no membarrier")
-	}
+	needFavours(t)
 	m := &Mutex{}
 	for row := 1; ; row++ {
-		m.Lock(u)
-		got := m.Favour(u)
-		m.Unlock()
+		got := m.lockAndFavour(u)
 		if got != (row >= rowsToFavour) {
 			t.Fatalf("in a row of %d: favoured %t", row, got)
 		}
@@ -102,23 +114,24 @@ func TestLockWaitsForTheFavourite(t *testing.T) {
 	if !m.Enter(&a) {
 		t.Fatal("the favourite may not enter")
 	}
-	synctest.Test(t, func(t *testing.T) {
-		var locked atomic.Bool
-		go func() {
-			m.Lock(&b)
-			locked.Store(true)
-			m.Unlock()
-		}()
-		time.Sleep(time.Second) // of thousands of looks
-		if m.favourite.Load() != nil || locked.Load() {
-			t.Fatalf("favourite: %v; locked while it is inside: %t", m.favourite.Load(), locked.Load())
-		}
-		a.Leave()
-		time.Sleep(time.Second)
-		if !locked.Load() {
-			t.Fatal("not locked although the favourite is outside")
-		}
+	var locked atomic.Bool
+	var done sync.WaitGroup
+	done.Go(func() {
+		m.Lock(&b)
+		locked.Store(true)
+		m.Unlock()
 	})
+	for m.favourite.Load() != nil { // until the favour has been taken
+		runtime.Gosched()
+	}
+	for range 100_000 { // meanwhile the other one looks, some hundred times
+		runtime.Gosched()
+		if locked.Load() {
+			t.Fatal("locked while the favourite is inside")
+		}
+	}
+	a.Leave()
+	done.Wait()
 	if m.Enter(&a) {
 		t.Fatal("entered after another one has locked")
 	}
@@ -155,6 +168,20 @@ func (g *guarded) check(t *testing.T, want int) {
 	}
 }
 
+// use adds to what m guards, inside or with a lock, and tells whether it was inside.
+func (g *guarded) use(m *Mutex, u *User) (entered bool) {
+	if m.Enter(u) {
+		g.add()
+		u.Leave()
+		return true
+	}
+	m.Lock(u)
+	defer m.Unlock()
+	g.add()
+	m.Favour(u)
+	return false
+}
+
 // The favour is taken as soon as it has been given, while the favourite enters all the time. One at a time is inside
 // or has locked, and what it did is seen by the next.
 func TestFavoursAreTakenAllTheTime(t *testing.T) {
@@ -162,32 +189,22 @@ func TestFavoursAreTakenAllTheTime(t *testing.T) {
 		takes = 20_000
 		most  = time.Second // with one processor the favourite gives it away each 10 ms
 	)
+	needFavours(t)
 	var (
-		m       Mutex
-		value   guarded
-		taken   int
-		entered int
-		uses    int
-		stop    atomic.Bool
-		done    sync.WaitGroup
+		m             Mutex
+		value         guarded
+		taken         int
+		uses, entered int
+		stop          atomic.Bool
+		done          sync.WaitGroup
 	)
-	if !Pays() {
-		t.Skip("this system has no membarrier")
-	}
 	done.Go(func() {
 		var u User
 		for c := newCold(1); !stop.Load(); uses++ {
 			c.write()
-			if m.Enter(&u) {
-				value.add()
-				u.Leave()
+			if value.use(&m, &u) {
 				entered++
-				continue
 			}
-			m.Lock(&u)
-			value.add()
-			m.Favour(&u)
-			m.Unlock()
 		}
 	})
 	var u User
@@ -212,7 +229,7 @@ func TestTurns(t *testing.T) {
 	var (
 		m       Mutex
 		value   guarded
-		entered int
+		entered atomic.Int64
 		done    sync.WaitGroup
 	)
 	for id := range users {
@@ -222,16 +239,9 @@ func TestTurns(t *testing.T) {
 			for turn := range turns {
 				for range length {
 					c.write()
-					if m.Enter(&u) {
-						value.add()
-						entered++
-						u.Leave()
-						continue
+					if value.use(&m, &u) {
+						entered.Add(1)
 					}
-					m.Lock(&u)
-					value.add()
-					m.Favour(&u)
-					m.Unlock()
 				}
 				if turn%users == id {
 					runtime.Gosched()
@@ -244,40 +254,33 @@ func TestTurns(t *testing.T) {
 	}
 	done.Wait()
 	value.check(t, users*turns*length)
-	if Pays() && entered == 0 {
+	if Pays() && entered.Load() == 0 {
 		t.Error("nobody has ever been favoured")
 	}
-	t.Logf("%d of %d entered", entered, users*turns*length)
+	t.Logf("%d of %d entered", entered.Load(), users*turns*length)
 }
 
 func BenchmarkEnter(b *testing.B) {
+	needFavours(b)
 	var m Mutex
 	var u User
-	for range rowsToFavour {
-		m.Lock(&u)
-		m.Favour(&u)
-		m.Unlock()
+	for !m.lockAndFavour(&u) {
 	}
 	for b.Loop() {
-		if m.Enter(&u) {
-			u.Leave()
-			continue
+		if !m.Enter(&u) {
+			b.Fatal("the favourite may not enter")
 		}
-		m.Lock(&u)
-		m.Unlock()
+		u.Leave()
 	}
 }
 
 // Two take the favour from each other.
 func BenchmarkRevoke(b *testing.B) {
+	needFavours(b)
 	var m Mutex
 	var users [2]User
 	for i := 0; b.Loop(); i++ {
-		u := &users[i&1]
-		for range rowsToFavour {
-			m.Lock(u)
-			m.Favour(u)
-			m.Unlock()
+		for !m.lockAndFavour(&users[i&1]) {
 		}
 	}
 }
