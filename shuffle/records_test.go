@@ -17,6 +17,7 @@ import (
 
 	"github.com/verbena-data/verbena/internal/biased"
 	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/shuffle"
 )
 
@@ -267,70 +268,73 @@ func TestFlushOfSharedLanes(t *testing.T) {
 	}
 }
 
+// sendNumbered sends a record of at least 8 bytes that tells its thread and its number.
+func sendNumbered(t *testing.T, x *shuffle.Exchange, thread, to, number, length int) {
+	t.Helper()
+	record := make([]byte, max(8, length))
+	binary.BigEndian.PutUint32(record, uint32(thread))
+	binary.BigEndian.PutUint32(record[4:], uint32(number))
+	if err := x.Sender(thread).Send(to, record); err != nil {
+		t.Error(err)
+	}
+}
+
+// receiveNumbered takes such records until the end, each thread's by number. It returns how many came from each.
+func receiveNumbered(t *testing.T, r *shuffle.Receiver) map[int]int {
+	next := map[int]int{}
+	for {
+		record, err := r.Next(t.Context())
+		if err != nil {
+			if err != io.EOF {
+				t.Error(err)
+			}
+			return next
+		}
+		thread, number := int(binary.BigEndian.Uint32(record)), int(binary.BigEndian.Uint32(record[4:]))
+		if number != next[thread] {
+			t.Errorf("record %d of thread %d came where %d was due", number, thread, next[thread])
+		}
+		next[thread] = number + 1
+	}
+}
+
 // One of the threads that share a lane is the favourite, whose records go straight to it, until another one has given
 // it some. Each one's records arrive in its order, whether it was the favourite or not.
 func TestFavouritesOfSharedLanes(t *testing.T) {
 	const to, turns = 5, 400
 	threads := max(64, 2*runtime.GOMAXPROCS(0)) // so that two share a lane
 	if !biased.Pays() {
-		t.Skip("this system has no membarrier")
+		testneed.Missing(t, "this process may not call membarrier", "run on Linux 4.14 or later, without a filter that forbids it")
 	}
 	x := alone(t, shuffle.Config{Threads: threads})
-	other := 1
-	for !x.ShareALane(0, other) {
-		other++
+	two := [2]int{0, 1}
+	for !x.ShareALane(two[0], two[1]) {
+		two[1]++
 	}
-	send := func(thread, n int, length int) {
-		t.Helper()
-		record := make([]byte, max(8, length))
-		binary.BigEndian.PutUint32(record, uint32(thread))
-		binary.BigEndian.PutUint32(record[4:], uint32(n))
-		if err := x.Sender(thread).Send(to, record); err != nil {
-			t.Error(err)
-		}
-	}
-	received := make(chan map[uint32]uint32)
-	go func() {
-		next := map[uint32]uint32{}
-		defer func() { received <- next }()
-		for {
-			record, err := x.Receiver(to).Next(t.Context())
-			if err != nil {
-				if err != io.EOF {
-					t.Error(err)
-				}
-				return
-			}
-			thread, n := binary.BigEndian.Uint32(record), binary.BigEndian.Uint32(record[4:])
-			if n != next[thread] {
-				t.Errorf("record %d of thread %d came where %d was due", n, thread, next[thread])
-			}
-			next[thread] = n + 1
-		}
-	}()
+	received := make(chan map[int]int)
+	go func() { received <- receiveNumbered(t, x.Receiver(to)) }()
 
 	// One after the other: who sends alone becomes the favourite, and ceases to be when the other one has.
 	sent := [2]int{}
 	for turn := range 6 {
 		i := turn % 2
-		thread, before := []int{0, other}[i], []int{other, 0}[i]
-		for !x.Favoured(thread) {
-			send(thread, sent[i], 8+sent[i]%100)
+		for !x.Favoured(two[i]) {
+			sendNumbered(t, x, two[i], to, sent[i], 8+sent[i]%100)
 			if sent[i]++; sent[i] > 100_000 {
 				t.Fatal("a thread that sends alone is never favoured")
 			}
 		}
-		if x.Favoured(before) {
+		if x.Favoured(two[1-i]) {
 			t.Fatal("two threads are favoured")
 		}
-		send(thread, sent[i], 5000) // in its place among the short ones
+		sendNumbered(t, x, two[i], to, sent[i], 5000) // in its place among the short ones
 		sent[i]++
 	}
 
 	// And side by side, by turns whose lengths differ, short records and longer ones.
-	var both sync.WaitGroup
-	for i, thread := range []int{0, other} {
-		both.Go(func() {
+	var all sync.WaitGroup
+	for i, thread := range two {
+		all.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(i), 77))
 			for range turns {
 				for range random.IntN(300) {
@@ -338,21 +342,17 @@ func TestFavouritesOfSharedLanes(t *testing.T) {
 					if random.IntN(20) == 0 {
 						length = random.IntN(3000)
 					}
-					send(thread, sent[i], length)
+					sendNumbered(t, x, thread, to, sent[i], length)
 					sent[i]++
 				}
 				runtime.Gosched()
 			}
 		})
 	}
-	both.Wait()
+	all.Wait()
 	for thread := range threads {
 		if thread != to {
-			both.Go(func() {
-				if _, err := x.Receiver(thread).Next(t.Context()); err != io.EOF {
-					t.Error(err)
-				}
-			})
+			all.Go(func() { receiveNumbered(t, x.Receiver(thread)) })
 		}
 	}
 	for thread := range threads {
@@ -363,10 +363,9 @@ func TestFavouritesOfSharedLanes(t *testing.T) {
 			t.Errorf("thread %d has closed, and is favoured", thread)
 		}
 	}
-	both.Wait()
-	got := <-received
-	if got[0] != uint32(sent[0]) || got[uint32(other)] != uint32(sent[1]) {
-		t.Errorf("%d and %d records came, of %v", got[0], got[uint32(other)], sent)
+	all.Wait()
+	if got := <-received; got[two[0]] != sent[0] || got[two[1]] != sent[1] {
+		t.Errorf("%v records came by threads, of %v that %v have sent", got, sent, two)
 	}
 	if err := x.Wait(t.Context()); err != nil {
 		t.Error(err)

@@ -148,7 +148,8 @@ func (s *Sender) send(to int, record []byte) error {
 	if err := s.drain(); err != nil {
 		return err
 	}
-	if s.lane.shared && !s.lane.mu.Favour(&s.user) && len(record) < s.lane.short && s.pend(to, record) {
+	favoured := s.lane.mu.Favour(&s.user)
+	if !favoured && len(record) < s.lane.short && s.pend(to, record) {
 		return nil
 	}
 	s.gave = true
