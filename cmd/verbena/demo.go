@@ -50,9 +50,13 @@ of the input by the time of the whole command; their CPU seconds are those of al
 					return err
 				}
 			}
-			cfg.Share, cfg.Creates = 1, 2000
+			if cfg.Creates < 1 {
+				return fmt.Errorf("--creates is %d: it takes at least one small file to measure how long one takes", cfg.Creates)
+			}
+			cfg.Share = 1
 			if quick {
-				cfg.Share, cfg.Creates = 10, 200
+				cfg.Share = 10
+				cfg.Creates = max(1, cfg.Creates/10)
 				cfg.LargeFile /= 10
 				cfg.Records /= 10
 			}
@@ -110,6 +114,7 @@ of the input by the time of the whole command; their CPU seconds are those of al
 	flags.BoolVar(&asJSON, "json", false, "the table as one JSON object")
 	flags.StringVar(&cfg.Tree, "tree", "", "directory to store (default: the Go toolchain's source)")
 	flags.Int64Var(&cfg.LargeFile, "large-file", 1<<30, "bytes of the large file")
+	flags.IntVar(&cfg.Creates, "creates", 2000, "small files to create, one after the other")
 	flags.IntVar(&cfg.DataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&cfg.Replicas, "replication", 3, "replicas of a block")
 	flags.IntVar(&cfg.Workers, "clients", 4, "clients at work at once")

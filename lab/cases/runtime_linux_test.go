@@ -104,7 +104,8 @@ func echo(ctx context.Context, l *verbena.Listener) (err error) {
 }
 
 // The demonstration's path, small: a cluster in processes of its own stores and
-// gives back files over the driver, and compares them.
+// gives back files over the driver, and compares them. It creates few small files: an
+// emulated machine takes a quarter of a second for each.
 func TestDemo(t *testing.T) {
 	driver(t)
 	ctx := bounded(t)
@@ -115,7 +116,7 @@ func TestDemo(t *testing.T) {
 		}
 	}
 	demo := start(t, "", job.Files+"/verbena", "demo", "--quick", "--tree", tree, "--large-file", strconv.Itoa(80<<20),
-		"--records", "100000", "--datanodes", "1", "--replication", "1", "--clients", "1", "--transports", "tcp,ibverbs")
+		"--records", "100000", "--creates", "300", "--datanodes", "1", "--replication", "1", "--clients", "1", "--transports", "tcp,ibverbs")
 	demo.succeeds(ctx)
 	if !regexp.MustCompile(`(?m)^ +ibverbs +\d.* all equal$`).MatchString(demo.output()) {
 		t.Errorf("the demonstration has no row of ibverbs, or its files differ:\n%s", demo.output())
