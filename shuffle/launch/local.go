@@ -11,12 +11,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 )
 
 // childVariable says that this process is a child of Local: its input ends when its parent
-// does, and descriptor 3 takes events.
+// does, and a descriptor takes events.
 const childVariable = "VERBENA_CHILD"
+
+// eventsDescriptor is the first one after the usual three.
+const eventsDescriptor = 3
 
 // endLimit is how long processes may take to end.
 const endLimit = 10 * time.Second
@@ -33,7 +37,7 @@ type Local struct {
 	Event func(rank int, data json.RawMessage)
 }
 
-// event is a line on descriptor 3.
+// event is a line of what a process tells.
 type event struct {
 	Data json.RawMessage `json:"data,omitempty"`
 	// Failed is why the process ends; Caused tells that another one's end is the reason.
@@ -50,7 +54,7 @@ type ended struct {
 	caused bool
 }
 
-// Run starts the processes and waits until all have ended. When one fails, or exits without
+// Run starts the processes and waits until all have ended; for programs that these have started it does not wait. When one fails, or exits without
 // [Child.Done], the others are told to end, and killed 10 s later. The error is the first process's whose failure was not
 // that of another one.
 func (l Local) Run(ctx context.Context) (err error) {
@@ -117,59 +121,94 @@ type child struct {
 	rank    int
 	command *exec.Cmd
 	input   io.Closer
+	outlets []*outlet
 	errors  *prefixed
-	read    chan struct{} // closed when its events have ended
 	last    event
 }
 
-func (l Local) start(rank int, rendezvous string, one *sync.Mutex) (*child, error) {
+func (l Local) start(rank int, rendezvous string, one *sync.Mutex) (_ *child, err error) {
 	cmd := exec.Command(l.Executable, l.Arguments...)
 	cmd.Env = append(os.Environ(), childVariable+"=1",
 		fmt.Sprintf("%s=%d", RankVariable, rank), fmt.Sprintf("%s=%d", SizeVariable, l.Workers), RendezvousVariable+"="+rendezvous)
-	if rank == 0 {
-		cmd.Stdout = l.Output
-	}
-	said := &prefixed{to: l.Errors, prefix: fmt.Sprintf("[%d] ", rank), one: one}
-	cmd.Stderr = said
-	input, err := cmd.StdinPipe()
-	if err != nil {
+	c := &child{rank: rank, command: cmd, errors: &prefixed{to: l.Errors, prefix: fmt.Sprintf("[%d] ", rank), one: one}}
+	if c.input, err = cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	events, theirs, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	cmd.ExtraFiles = []*os.File{theirs}
-	err = cmd.Start()
-	_ = theirs.Close()
-	if err != nil {
-		_ = events.Close()
-		return nil, err
-	}
-	c := &child{rank: rank, command: cmd, input: input, errors: said, read: make(chan struct{})}
-	go func() {
-		defer close(c.read)
-		defer events.Close()
-		for d := json.NewDecoder(events); ; {
-			var e event
-			if d.Decode(&e) != nil {
-				return
-			}
-			if e.Failed != "" || e.Done {
-				c.last = e
-			} else if l.Event != nil {
-				one.Lock()
-				l.Event(rank, e.Data)
-				one.Unlock()
-			}
+	defer func() {
+		if err == nil {
+			return
+		}
+		_ = c.input.Close()
+		for _, o := range c.outlets {
+			o.close()
 		}
 	}()
+	if file, ok := l.Output.(*os.File); rank == 0 && ok {
+		cmd.Stdout = file
+	} else if rank == 0 && l.Output != nil {
+		if cmd.Stdout, err = c.outlet(func(r io.Reader) error { return copyTo(l.Output, r) }); err != nil {
+			return nil, err
+		}
+	}
+	if cmd.Stderr, err = c.outlet(func(r io.Reader) error { return copyTo(c.errors, r) }); err != nil {
+		return nil, err
+	}
+	events, err := c.outlet(func(r io.Reader) error { l.take(c, r, one); return nil })
+	if err != nil {
+		return nil, err
+	}
+	cmd.ExtraFiles = []*os.File{events}
+	if err = cmd.Start(); err != nil {
+		return nil, err
+	}
+	for _, o := range c.outlets {
+		o.start()
+	}
 	return c, nil
+}
+
+// outlet makes one of the process, and returns the process's end of it.
+func (c *child) outlet(read func(io.Reader) error) (*os.File, error) {
+	o, err := newOutlet(read)
+	if err != nil {
+		return nil, err
+	}
+	c.outlets = append(c.outlets, o)
+	return o.theirs, nil
+}
+
+func copyTo(w io.Writer, r io.Reader) error {
+	_, err := io.Copy(w, r)
+	return err
+}
+
+// take takes a process's events.
+func (l Local) take(c *child, events io.Reader, one *sync.Mutex) {
+	for d := json.NewDecoder(events); ; {
+		var e event
+		if d.Decode(&e) != nil {
+			return
+		}
+		if e.Failed != "" || e.Done {
+			c.last = e
+		} else if l.Event != nil {
+			one.Lock()
+			l.Event(c.rank, e.Data)
+			one.Unlock()
+		}
+	}
 }
 
 func (c *child) wait() ended {
 	err := c.command.Wait()
-	<-c.read
+	for _, o := range c.outlets {
+		o.end()
+	}
+	for _, o := range c.outlets {
+		if <-o.done; err == nil {
+			err = o.err
+		}
+	}
 	if len(c.errors.rest) > 0 {
 		_, _ = c.errors.Write([]byte("\n"))
 	}
@@ -227,7 +266,8 @@ func AsChild(ctx context.Context) (*Child, context.Context, context.CancelFunc) 
 		time.AfterFunc(endLimit, func() { os.Exit(1) })
 		cancel(errors.New("the job has been ended"))
 	}()
-	return &Child{events: os.NewFile(3, "events")}, ctx, func() { cancel(nil) }
+	syscall.CloseOnExec(eventsDescriptor) // programs that it starts have nothing to tell
+	return &Child{events: os.NewFile(eventsDescriptor, "events")}, ctx, func() { cancel(nil) }
 }
 
 // Tell hands something to the parent's Event. It may be used concurrently.

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -80,6 +81,23 @@ func play(role string) (err error) {
 		}
 		<-ctx.Done()
 		return errors.Join(child.Fail(errors.New("process 1 has gone"), true), errors.New("too"))
+	case "leave", "leave and die": // a program that process 1 has started outlives it
+		if w.Rank != 1 {
+			return nil
+		}
+		if err := exec.Command("sh", "-c", ": >&3").Run(); err == nil {
+			return errors.New("programs that it starts have the descriptor for events, too")
+		}
+		program := exec.Command("sleep", "1000")
+		program.Stderr = os.Stderr
+		if err := program.Start(); err != nil {
+			return err
+		}
+		fmt.Fprintln(os.Stderr, "I leave")
+		if err := child.Tell(program.Process.Pid); err != nil || role == "leave" {
+			return err
+		}
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case "orphans": // the parent is killed
 		if err := child.Tell(os.Getpid()); err != nil {
 			return err
@@ -479,6 +497,68 @@ func TestLocalFails(t *testing.T) {
 		if _, _, err := runLocal(t, role, nil); err == nil || err.Error() != "process 1 of 3 ended: signal: killed" || time.Since(begin) > 30*time.Second {
 			t.Errorf("%s: %v after %v", role, err, time.Since(begin))
 		}
+	}
+}
+
+// TestLocalLeavesPrograms has a process end, or die, that has started a program of its own: nobody waits for that, though it has
+// the process's standard error. What the process said is heard.
+func TestLocalLeavesPrograms(t *testing.T) {
+	for role, want := range map[string]string{"leave": "", "leave and die": "process 1 of 3 ended: signal: killed"} {
+		var program int
+		_, errOut, err := runLocal(t, role, func(_ int, data json.RawMessage) {
+			if err := json.Unmarshal(data, &program); err != nil {
+				t.Error(err)
+			}
+		})
+		said := ""
+		if err != nil {
+			said = err.Error()
+		}
+		if said != want || errOut != "[1] I leave\n" {
+			t.Errorf("%s: %v, %q", role, err, errOut)
+		}
+		if program == 0 || !alive(program) {
+			t.Fatalf("%s: the program %d has ended before the job", role, program)
+		}
+		if err := syscall.Kill(program, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestOutlet reads what a process has written that has ended, though somebody else has the pipe and writes on.
+func TestOutlet(t *testing.T) {
+	var got bytes.Buffer
+	o, err := newOutlet(func(r io.Reader) error { return copyTo(&got, r) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := syscall.Dup(int(o.theirs.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := os.NewFile(uintptr(fd), "other")
+	said := []byte(strings.Repeat("said\n", 8000)) // a pipe holds it
+	if _, err := o.theirs.Write(said); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error)
+	go func() {
+		for {
+			if _, err := other.Write([]byte("written on\n")); err != nil {
+				failed <- errors.Join(err, other.Close())
+				return
+			}
+		}
+	}()
+	o.start()
+	o.end()
+	<-o.done
+	if o.err != nil || !bytes.HasPrefix(got.Bytes(), said) {
+		t.Errorf("%v, %d bytes", o.err, got.Len())
+	}
+	if err := <-failed; !errors.Is(err, syscall.EPIPE) {
+		t.Error(err)
 	}
 }
 
