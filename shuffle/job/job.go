@@ -202,16 +202,16 @@ func (c *Config) meet(ctx context.Context, w launch.Worker, p *Process, work fun
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Runtime.Close()) }()
+	meeting, stop := context.WithTimeoutCause(ctx, c.Wait, fmt.Errorf("not within %v (--wait)", c.Wait))
+	defer stop()
 	at := ":0"
-	if p.Child != nil {
-		at = "127.0.0.1:0"
+	if w.OnOneHost(meeting) {
+		at = "127.0.0.1:0" // nothing is authenticated there
 	}
 	if p.Listener, err = p.Runtime.Listen(ctx, at, verbena.ListenConfig{Services: []string{}}); err != nil {
 		return err
 	}
 	defer p.Listener.Close()
-	meeting, stop := context.WithTimeoutCause(ctx, c.Wait, fmt.Errorf("not within %v (--wait)", c.Wait))
-	defer stop()
 	meets = true
 	others, err := launch.Meet(meeting, w, p.Listener.Addr().String())
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +24,9 @@ import (
 // roleVariable makes the test binary a process of a job.
 const roleVariable = "VERBENA_JOB_TEST"
 
+// whereVariable says whether such a process listens at a loopback address, and whether at all addresses, if that is looked at.
+const whereVariable = "VERBENA_JOB_TEST_WHERE"
+
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		if role == "leave" && os.Getenv(launch.RankVariable) == "1" {
@@ -35,6 +40,12 @@ func TestMain(m *testing.M) {
 
 // play does several exchanges, one after the other and two at a time. Between the first two process 1 fails, or dies.
 func play(ctx context.Context, p *Process, role string) error {
+	if where := os.Getenv(whereVariable); where != "" {
+		at, err := netip.ParseAddrPort(p.Listener.Addr().String())
+		if err != nil || fmt.Sprint(at.Addr().IsLoopback(), at.Addr().IsUnspecified()) != where {
+			return fmt.Errorf("process %d listens at %v, %w", p.Rank, at, err)
+		}
+	}
 	exchange := func(name string) error {
 		c := p.Config
 		c.Name = name
@@ -118,6 +129,39 @@ func TestLocal(t *testing.T) {
 	if out, err := process(t, "succeed", "-workers", "1").CombinedOutput(); err != nil || string(out) != "0 of 1\n" {
 		t.Errorf("one process: %v, %q", err, out)
 	}
+}
+
+// TestWhereProcessesListen has processes meet on one host, whose addresses nobody else reaches then, and where others might come.
+func TestWhereProcessesListen(t *testing.T) {
+	for rendezvous, loopback := range map[string]bool{
+		"unix:" + filepath.Join(t.TempDir(), "meet"): true, "localhost:" + freePort(t): true, "0.0.0.0:" + freePort(t): false,
+	} {
+		t.Setenv(whereVariable, fmt.Sprint(loopback, !loopback))
+		var all sync.WaitGroup
+		for rank := range 2 {
+			cmd := process(t, "succeed", "-rank", fmt.Sprint(rank), "-size", "2", "-rendezvous", rendezvous)
+			all.Go(func() {
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Errorf("%s: %v, %s", rendezvous, err, out)
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 // TestLaunched has something else start the processes, which misses nobody: they learn of each other's end by themselves.

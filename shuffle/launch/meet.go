@@ -199,8 +199,8 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 		return (&net.ListenConfig{}).Listen(ctx, kind, place)
 	}
 	if kind == "tcp" {
-		// The name is for the others; here it may stand for a loopback address.
-		if host, port, err := net.SplitHostPort(place); err == nil && net.ParseIP(host) == nil {
+		// The name is for the others; here it may stand for a loopback address, which they do not reach.
+		if host, port, err := net.SplitHostPort(place); err == nil && net.ParseIP(host) == nil && !isLoopback(ctx, host) {
 			place = net.JoinHostPort("", port)
 		}
 	}
