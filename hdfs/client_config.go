@@ -46,7 +46,8 @@ type ClientConfig struct {
 	Checksum         ChecksumType
 	BytesPerChecksum int
 	// Umask is taken from the modes of new files and directories for which no mode is
-	// given. Default 022.
+	// given, unless their directory has a default access control list, which takes its
+	// place. Default 022.
 	Umask *uint32
 
 	// Patience is for how long a call is tried at NameNodes that do not answer it.

@@ -35,7 +35,7 @@ var trials = map[string]struct {
 	"dfs.checksum.type":         {"CRC32", func(c *ClientConfig) any { return c.Checksum }, ChecksumCRC32, []string{"MD5", "CRC64"}, nil},
 	"dfs.bytes-per-checksum":    {"1024", func(c *ClientConfig) any { return c.BytesPerChecksum }, 1024, notNumbers, nil},
 	"dfs.checksum.combine.mode": {"COMPOSITE_CRC", func(c *ClientConfig) any { return c.ChecksumMode }, CompositeCRC, []string{"SHA1"}, nil},
-	"fs.permissions.umask-mode": {"027", func(c *ClientConfig) any { return *c.Umask }, uint32(0o027), []string{"8", "1777", "-1", "rwx"}, nil},
+	"fs.permissions.umask-mode": {"u=rwx,g=rx,o=", func(c *ClientConfig) any { return *c.Umask }, uint32(0o027), []string{"8", "1777", "-1", "rwx"}, nil},
 	"fs.trash.interval":         {"90", func(c *ClientConfig) any { return c.TrashInterval }, 90 * time.Minute, notTimes, nil},
 	"dfs.client-write-packet-size": {
 		"131072", func(c *ClientConfig) any { return c.PacketSize }, 128 << 10, notNumbers, nil,

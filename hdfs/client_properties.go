@@ -3,7 +3,6 @@ package hdfs
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 
@@ -92,16 +91,15 @@ var clientProperties = []clientProperty{
 		}
 		return nil
 	}},
-	{"fs.permissions.umask-mode", "taken from the modes of new files", func(c *ClientConfig, p *conf.Properties, name string) error {
+	{"fs.permissions.umask-mode", "taken from the modes of new files and directories: octal, or what is left, such as u=rwx,g=rx,o=", func(c *ClientConfig, p *conf.Properties, name string) error {
 		text, ok := p.String(name)
 		if !ok || c.Umask != nil {
 			return nil
 		}
-		n, err := strconv.ParseUint(text, 8, 32)
-		if err != nil || n > 0o777 {
-			return fmt.Errorf("%s (%s): %q is no octal mode up to 777", name, p.From(name), text)
+		umask, err := parseUmask(text)
+		if err != nil {
+			return fmt.Errorf("%s (%s): %q: %w", name, p.From(name), text, err)
 		}
-		umask := uint32(n)
 		c.Umask = &umask
 		return nil
 	}},

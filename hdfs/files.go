@@ -116,7 +116,7 @@ func (f *FileReader) Close() error { return f.c.fail("close", f.name, f.f.Close(
 
 // CreateOptions say how a file is made. Zero values stand for the client's defaults.
 type CreateOptions struct {
-	Mode        fs.FileMode // default: 0666 without the umask
+	Mode        fs.FileMode // default: 0666 without [ClientConfig].Umask
 	Replication int
 	BlockSize   int64 // bytes, a multiple of the bytes per checksum
 	Replace     bool  // a file that is there
@@ -190,10 +190,6 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Fil
 	if chunk := int64(cfg.Packets.Checksum().BytesPerChunk); o.BlockSize < chunk || o.BlockSize%chunk != 0 {
 		return nil, fmt.Errorf("a block of %d bytes: want a multiple of %d, the bytes per checksum: %w", o.BlockSize, chunk, fs.ErrInvalid)
 	}
-	mode := bitsOf(o.Mode)
-	if o.Mode == 0 {
-		mode = 0o666 &^ *c.cfg.Umask
-	}
 	flag := uint32(flagCreate)
 	if o.Replace {
 		flag |= flagOverwrite
@@ -201,9 +197,9 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Fil
 	if o.LazyPersist {
 		flag |= flagLazyPersist
 	}
-	perm := &hdfspb.FsPermissionProto{Perm: &mode}
+	masked, unmasked := c.modes(o.Mode, fileMode)
 	req := &hdfspb.CreateRequestProto{
-		Src: &name, Masked: perm, Unmasked: perm, ClientName: &c.holder, CreateFlag: &flag, CreateParent: proto.Bool(!o.NoParents),
+		Src: &name, Masked: masked, Unmasked: unmasked, ClientName: &c.holder, CreateFlag: &flag, CreateParent: proto.Bool(!o.NoParents),
 		Replication: proto.Uint32(uint32(o.Replication)), BlockSize: proto.Uint64(uint64(o.BlockSize)),
 	}
 	if o.StoragePolicy != "" {

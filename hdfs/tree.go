@@ -147,7 +147,7 @@ func (c *Client) walk(ctx context.Context, name string, info *FileInfo, f func(s
 }
 
 // Mkdir makes a directory. What is above it must be there; if it is there itself, the
-// error is [fs.ErrExist].
+// error is [fs.ErrExist]. A mode of 0 stands for 0777 without [ClientConfig].Umask.
 func (c *Client) Mkdir(ctx context.Context, name string, mode fs.FileMode) error {
 	name = c.Abs(name)
 	if _, err := c.Stat(ctx, name); err == nil {
@@ -159,14 +159,15 @@ func (c *Client) Mkdir(ctx context.Context, name string, mode fs.FileMode) error
 }
 
 // MkdirAll makes a directory and what is missing above it. It accepts one that is there.
+// mode is as in [Client.Mkdir].
 func (c *Client) MkdirAll(ctx context.Context, name string, mode fs.FileMode) error {
 	return c.mkdirs(ctx, c.Abs(name), mode, true)
 }
 
 func (c *Client) mkdirs(ctx context.Context, name string, mode fs.FileMode, parents bool) error {
-	perm := &hdfspb.FsPermissionProto{Perm: proto.Uint32(bitsOf(mode))}
+	masked, unmasked := c.modes(mode, directoryMode)
 	var resp hdfspb.MkdirsResponseProto
-	err := c.call(ctx, "mkdir", name, "mkdirs", &hdfspb.MkdirsRequestProto{Src: &name, Masked: perm, Unmasked: perm, CreateParent: &parents}, &resp)
+	err := c.call(ctx, "mkdir", name, "mkdirs", &hdfspb.MkdirsRequestProto{Src: &name, Masked: masked, Unmasked: unmasked, CreateParent: &parents}, &resp)
 	if err == nil && !resp.GetResult() {
 		err = c.fail("mkdir", name, errors.New("the NameNode made no directory"))
 	}

@@ -27,9 +27,9 @@ func mkdirCommand(run runner) *cobra.Command {
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				if parents {
-					return s.client.MkdirAll(ctx, s.path(name), 0o755)
+					return s.client.MkdirAll(ctx, s.path(name), 0)
 				}
-				return s.client.Mkdir(ctx, s.path(name), 0o755)
+				return s.client.Mkdir(ctx, s.path(name), 0)
 			})
 		}),
 	}

@@ -62,7 +62,7 @@ func (s *session) copyTree(ctx context.Context, from, to string, p *put, keep ke
 		}
 		target := join(to, strings.TrimPrefix(at, from))
 		if info.IsDir() {
-			if err := s.client.MkdirAll(ctx, target, 0o755); err != nil {
+			if err := s.client.MkdirAll(ctx, target, 0); err != nil {
 				return err
 			}
 		} else if err := p.threads.copy(ctx, func() error { return s.copyOne(ctx, at, target, info, p) }); err != nil {

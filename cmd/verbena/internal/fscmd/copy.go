@@ -117,7 +117,7 @@ func (p *put) all(ctx context.Context, s *session, args []string, done func(loca
 
 func (p *put) source(ctx context.Context, s *session, local, target string) error {
 	if local == "-" {
-		return p.stream(ctx, s, s.in, "standard input", -1, 0o644, target)
+		return p.stream(ctx, s, s.in, "standard input", -1, 0, target)
 	}
 	info, err := os.Stat(local)
 	if err != nil {

@@ -51,6 +51,7 @@ func TestAnswersAreHadoops(t *testing.T) {
 type shell struct {
 	t        *testing.T
 	nameNode string
+	umask    *uint32 // nil: the client's
 }
 
 func startShell(t *testing.T) *shell {
@@ -65,11 +66,11 @@ func startShell(t *testing.T) *shell {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cluster.Close() })
-	return &shell{t, cluster.NameNode.Addr()}
+	return &shell{t: t, nameNode: cluster.NameNode.Addr()}
 }
 
 func (s *shell) connect(context.Context) (*hdfs.Client, error) {
-	return hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{s.nameNode}, User: "root"})
+	return hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{s.nameNode}, User: "root", Umask: s.umask})
 }
 
 // perform performs a command that reads in.

@@ -197,7 +197,7 @@ func TestSafelyAsks(t *testing.T) {
 
 // Help and usage are of the commands that are named, by older names and aliases, too.
 func TestHelpIsOfCommands(t *testing.T) {
-	s := &shell{t, ""}
+	s := &shell{t: t}
 	for _, each := range []struct{ name, says string }{
 		{"ls", "List files and directories"}, {"lsr", "List files and directories"}, {"copyFromLocal", "Store local files and trees"}, {"help", "what commands do"},
 	} {
