@@ -95,10 +95,14 @@ func generate(cmd *cobra.Command, files *dataset.Files, format gensort.Format, f
 			err = errors.Join(err, out.Abort(clean))
 		}
 	}()
-	if err := out.Prepare(ctx, n*gensort.RecordSize); err != nil {
+	size := n * gensort.RecordSize
+	if err := out.Create(ctx, size); err != nil {
 		return sum, err
 	}
-	bar := bytesBar(cmd.ErrOrStderr(), "gensort", n*gensort.RecordSize, quiet)
+	if err := out.Prepare(ctx, size); err != nil {
+		return sum, err
+	}
+	bar := bytesBar(cmd.ErrOrStderr(), "gensort", size, quiet)
 	defer func() { _ = bar.Clear() }() // the terminal's matter
 	parts := int64(runtime.GOMAXPROCS(0))
 	sums := make([]gensort.Uint128, parts)

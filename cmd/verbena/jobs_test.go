@@ -540,3 +540,34 @@ func TestInputsOnHDFS(t *testing.T) {
 		}
 	}
 }
+
+// TestOutputOnHDFS names outputs in HDFS that cannot be written, for which the job need not work first.
+func TestOutputOnHDFS(t *testing.T) {
+	at := "hdfs://" + startUp(t, t.TempDir(), "127.0.0.1:0").Address
+	if _, err := run(t, "", "gensort", "1", at+"/file"); err != nil {
+		t.Fatal(err)
+	}
+	files := (&options{}).files(nil, "tcp")
+	defer files.Close()
+	for name, c := range map[string]struct {
+		size int64
+		want string // of the error; empty: none
+	}{
+		"/file/out": {1, "not a directory"},
+		"/dir/out":  {1, ""},
+		"/dir/huge": {1 << 60, "bytes left"},
+	} {
+		out, err := files.Output(t.Context(), at+name, dataset.NewID())
+		if err == nil {
+			err = out.Create(t.Context(), c.size)
+		}
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want %q", name, err, c.want)
+		}
+		if out != nil {
+			if err := out.Abort(t.Context()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}

@@ -10,14 +10,20 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"syscall"
 
 	"github.com/verbena-data/verbena/hdfs"
 )
 
 // An Output is a file that the processes of a job write. One of them, the owner, calls
-// Prepare before the others call Part, and Commit when all have closed theirs, or Abort.
+// Create when the job begins, Prepare before the others call Part, and Commit when all have
+// closed theirs, or Abort.
 type Output interface {
-	// Prepare makes room for a file of size bytes.
+	// Create makes the file under its temporary name, with room for about size bytes, or 0 if
+	// nobody knows yet how many. So who may not write there learns it before the work, and a
+	// full disk shows then. HDFS keeps no room for it, but tells how much is left.
+	Create(ctx context.Context, size int64) error
+	// Prepare gives the file, which Create has made, its size in bytes, and the room for it.
 	Prepare(ctx context.Context, size int64) error
 	// Part returns a writer of the bytes from offset on, of which there are length. Parts
 	// are numbered in order. Close has them on the disk.
@@ -39,8 +45,11 @@ func (f *Files) Output(ctx context.Context, name, id string) (Output, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		if info, err := c.Stat(ctx, file); err == nil && info.IsDir() {
+		switch info, err := c.Stat(ctx, file); {
+		case err == nil && info.IsDir():
 			return nil, fmt.Errorf("%s is a directory: name a file in it", name)
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return nil, err
 		}
 		dir, base := path.Split(file)
 		return &remoteOutput{c, file, path.Join(dir, "_"+base+"."+id)}, nil
@@ -62,9 +71,8 @@ func (f *Files) Output(ctx context.Context, name, id string) (Output, error) {
 
 type localOutput struct{ name, partial string }
 
-func (o *localOutput) Prepare(_ context.Context, size int64) (err error) {
-	mode := fs.FileMode(0o666)
-	f, err := os.OpenFile(o.partial, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+func (o *localOutput) Create(_ context.Context, size int64) (err error) {
+	f, err := os.OpenFile(o.partial, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if err != nil {
 		return err
 	}
@@ -74,10 +82,26 @@ func (o *localOutput) Prepare(_ context.Context, size int64) (err error) {
 			return err
 		}
 	}
+	return o.reserve(f, size)
+}
+
+func (o *localOutput) Prepare(_ context.Context, size int64) (err error) {
+	f, err := os.OpenFile(o.partial, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := f.Truncate(size); err != nil {
+		return err
+	}
+	return o.reserve(f, size)
+}
+
+// reserve gives a file that is not longer its length and the room for it.
+func (o *localOutput) reserve(f *os.File, size int64) error {
 	if size == 0 {
 		return nil
 	}
-	// A full disk shows here, before the work.
 	if err := allocate(f, size); err != nil {
 		return fmt.Errorf("making room for %d bytes at %s: %w", size, o.name, err)
 	}
@@ -143,9 +167,18 @@ type remoteOutput struct {
 	name, dir string
 }
 
-func (o *remoteOutput) Prepare(ctx context.Context, _ int64) error {
-	return o.client.MkdirAll(ctx, o.dir, 0o777)
+func (o *remoteOutput) Create(ctx context.Context, size int64) error {
+	if err := o.client.MkdirAll(ctx, o.dir, 0o777); err != nil {
+		return err
+	}
+	// A NameNode without DataNodes, or which does not tell, is no reason to refuse.
+	if s, err := o.client.Status(ctx); err == nil && s.Capacity > 0 && s.Remaining < size {
+		return fmt.Errorf("%s: HDFS has %d bytes left, the output needs %d: %w", o.name, s.Remaining, size, syscall.ENOSPC)
+	}
+	return nil
 }
+
+func (o *remoteOutput) Prepare(context.Context, int64) error { return nil }
 
 func (o *remoteOutput) part(n int) string { return fmt.Sprintf("%s/part-%05d", o.dir, n) }
 
@@ -199,7 +232,8 @@ func (o *remoteOutput) Commit(ctx context.Context, parts int) error {
 }
 
 func (o *remoteOutput) Abort(ctx context.Context) error {
-	if err := o.client.RemoveAll(ctx, o.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	// Who may not remove the directory could not make it.
+	if err := o.client.RemoveAll(ctx, o.dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 		return err
 	}
 	return nil

@@ -187,6 +187,9 @@ func (j *job) open(ctx context.Context) (err error) {
 		if j.output, err = j.cfg.Files.Output(ctx, j.cfg.Output, j.inputs.ID); err != nil {
 			return err
 		}
+		if err := together.Create(ctx, j.x, j.output, 0); err != nil {
+			return err
+		}
 	}
 	if j.spans, err = j.inputs.Parts(j.x, 1); err != nil {
 		return err

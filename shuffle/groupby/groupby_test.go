@@ -180,6 +180,17 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
+// TestOutputComesFirst names an output that cannot be written: the job fails before it has read its inputs.
+func TestOutputComesFirst(t *testing.T) {
+	cfg := Config{Format: TSV, Key: "k", Inputs: []string{write(t, "k\na\nb\n")}, Output: filepath.Join(t.TempDir(), "none", "out")}
+	cfg.Progress = func(read, total int64) { t.Errorf("%d bytes of %d have been read", read, total) }
+	for _, size := range []int{1, 2} {
+		if _, _, err := run(t, size, 1, cfg); err == nil || !strings.Contains(err.Error(), "no such file") {
+			t.Error(err)
+		}
+	}
+}
+
 // TestOpenQuote has a quote that is never closed at the beginning of a large file: that is noticed within the memory, and where it is.
 func TestOpenQuote(t *testing.T) {
 	const fills = 4 << 20

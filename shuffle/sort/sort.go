@@ -123,12 +123,15 @@ func Run(ctx context.Context, x *shuffle.Exchange, cfg Config) (_ Result, err er
 	return j.result, nil
 }
 
-// open opens the inputs and names the output.
+// open opens the inputs and creates the output, which is as long as they are, or little longer.
 func (j *job) open(ctx context.Context) (spans [][]dataset.Span, err error) {
 	if j.inputs, err = together.Open(ctx, j.x, j.cfg.Files, j.cfg.Inputs); err != nil {
 		return nil, err
 	}
 	if j.output, err = j.cfg.Files.Output(ctx, j.cfg.Output, j.inputs.ID); err != nil {
+		return nil, err
+	}
+	if err := together.Create(ctx, j.x, j.output, j.inputs.Total); err != nil {
 		return nil, err
 	}
 	return j.inputs.Parts(j.x, int64(max(1, j.cfg.Format.fixed())))

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -214,6 +215,45 @@ func TestRefuses(t *testing.T) {
 			alone(t, filepath.Dir(out))
 		})
 	}
+}
+
+// TestOutputComesFirst names an output that cannot be written: the job fails before it has read its inputs. Of one that can be,
+// the room is taken by then, and what is too much of it given back.
+func TestOutputComesFirst(t *testing.T) {
+	in := write(t, bytes.Repeat(append(bytes.Repeat([]byte("x"), 99_999), '\n'), 60)) // several blocks for each
+	dir := t.TempDir()
+	var reads atomic.Int64
+	cfg := Config{Format: Lines, Inputs: []string{in}, Output: filepath.Join(dir, "none", "out"), Progress: func(Progress) { reads.Add(1) }}
+	for _, size := range []int{1, 2} {
+		_, errs := run(t, size, 1, nil, cfg)
+		for rank, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), "no such file") || reads.Load() > 0 {
+				t.Errorf("process %d: %v, after %d reads", rank, err, reads.Load())
+			}
+		}
+	}
+	cfg.Output = filepath.Join(dir, "out")
+	var once sync.Once
+	cfg.Progress = func(n Progress) {
+		once.Do(func() {
+			found, err := filepath.Glob(filepath.Join(dir, ".out.*.partial"))
+			if err != nil || len(found) != 1 {
+				t.Error(found, err)
+				return
+			}
+			if info, err := os.Stat(found[0]); err != nil || info.Size() != n.Total || n.Written > 0 {
+				t.Errorf("%v, %v; want %d bytes before the work: %+v", info, err, n.Total, n)
+			}
+		})
+	}
+	if _, errs := run(t, 2, 1, nil, cfg); errors.Join(errs...) != nil {
+		t.Error(errs)
+	}
+	once.Do(func() { t.Error("nobody tells of progress") })
+	if info, err := os.Stat(cfg.Output); err != nil || info.Size() != 6_000_000 {
+		t.Error(info, err)
+	}
+	alone(t, dir, "out")
 }
 
 // TestLongestLine has lines as long as the memory holds, and longer ones by a byte, at the begin and at the end of a file, with

@@ -53,6 +53,15 @@ func ByFirst(ctx context.Context, x *shuffle.Exchange, do func() error) error {
 	return Barrier(ctx, x)
 }
 
+// Create has process 0 create the job's output, with room for size bytes. All processes know the output by then, so that those
+// that are left remove it if process 0 dies.
+func Create(ctx context.Context, x *shuffle.Exchange, output dataset.Output, size int64) error {
+	if err := Barrier(ctx, x); err != nil {
+		return err
+	}
+	return ByFirst(ctx, x, func() error { return output.Create(ctx, size) })
+}
+
 // Keys returns every process's keys, in one list. A process's are less than 1 MiB.
 func Keys(ctx context.Context, x *shuffle.Exchange, own [][]byte) (all [][]byte, err error) {
 	samples, err := x.AllGather(ctx, encodeKeys(own))
