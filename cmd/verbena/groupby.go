@@ -32,6 +32,8 @@ output or in a file. Files may be hdfs://HOST:PORT/PATH.
   jsonl   a JSON object on each line; fields are paths: user.name
   words   the words of any text, which blanks separate; the key is the word
 
+A UTF-8 byte order mark at the beginning of a file is left out.
+
 Sums are exact: 0.1 and 0.2 are 0.3. A record without the key is left out, and one without
 the field adds nothing. What the memory does not hold goes to temporary files.
 

@@ -133,6 +133,11 @@ func TestFormats(t *testing.T) {
 		"no value":       {Config{Format: JSONL, Key: "k", Sum: "v"}, []string{`{"k":"a"}` + "\n" + `{"k":"a","v":null}`}, `{"key":"a","sum":0}` + "\n"},
 		"words":          {Config{Format: Words}, []string{"b a  b\tc\n\nb", " a "}, "a\t2\nb\t3\nc\t1\n"},
 		"large":          {Config{Format: CSV, Key: "k", Sum: "v"}, []string{"k,v\na,9223372036854775807\na,9223372036854775807\na,-1\n"}, "k,sum\na,18446744073709551613\n"},
+		"mark of csv":    {Config{Format: CSV, Key: "k", Sum: "v"}, []string{"\xef\xbb\xbf\"k\",v\r\n\"a\",1\r\n", "k,v\na,2\n", "\xef\xbb\xbf"}, "k,sum\na,3\n"},
+		"mark of tsv":    {Config{Format: TSV, Key: "k"}, []string{"\xef\xbb\xbfk\tv\na\t1\n", "\xef\xbb\xbf"}, "k\tcount\na\t1\n"},
+		"mark of jsonl":  {Config{Format: JSONL, Key: "k"}, []string{"\xef\xbb\xbf" + `{"k":"a"}` + "\n" + `{"k":"\ufeffa"}`, "\xef\xbb\xbf"}, `{"key":"a","count":1}` + "\n" + "{\"key\":\"\ufeffa\",\"count\":1}\n"},
+		"mark of words":  {Config{Format: Words}, []string{"\xef\xbb\xbfa b\na\n", "\xef\xbb\xbf"}, "a\t2\nb\t1\n"},
+		"marks within":   {Config{Format: TSV, Key: "k"}, []string{"k\n\xef\xbb\xbfa\na\n"}, "k\tcount\na\t1\n\xef\xbb\xbfa\t1\n"},
 		"missing fields": {Config{Format: CSV, Key: "v"}, []string{"k,v\na\nb,1\n"}, "v,count\n1,1\n"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@ type Format string
 
 // The formats.
 const (
-	// CSV is RFC 4180. The first record of each file names the fields.
+	// CSV is RFC 4180, with or without a byte order mark before the text, as in all formats. The first record of each file names the fields.
 	CSV Format = "csv"
 	// TSV are lines of fields with tabs between them, without quotes. The first line of
 	// each file names the fields.
@@ -93,10 +93,14 @@ func (r *reader) span(ctx context.Context, s dataset.Span, q quotes) (err error)
 			err = fmt.Errorf("%s: %w", s.Input.Name(), err)
 		}
 	}()
-	if r.cfg.Format == CSV {
-		return r.csv(ctx, s, q)
+	start, err := textStart(s.Input)
+	if err != nil || s.Input.Size() == start {
+		return err
 	}
-	fields, err := r.header(s)
+	if r.cfg.Format == CSV {
+		return r.csv(ctx, s, start, q)
+	}
+	fields, err := r.header(s, start)
 	if err != nil {
 		return err
 	}
@@ -108,6 +112,9 @@ func (r *reader) span(ctx context.Context, s dataset.Span, q quotes) (err error)
 		}
 		if at == 0 && r.cfg.Format == TSV {
 			return nil
+		}
+		if at == 0 {
+			line = line[start:]
 		}
 		if err := r.line(line, fields); err != nil {
 			return fmt.Errorf("the line at byte %d: %w", at, err)
@@ -127,23 +134,40 @@ type columns struct {
 	end        int64 // of the record that names the fields, for CSV
 }
 
-// header finds the fields' places in the first record of a file.
-func (r *reader) header(s dataset.Span) (columns, error) {
+// byteOrderMark stands before the text of some files: Excel's "CSV UTF-8" begins so.
+const byteOrderMark = "\xef\xbb\xbf"
+
+// textStart is where the text of a file begins: behind the byte order mark, if there is one.
+func textStart(file *dataset.Input) (int64, error) {
+	var b [len(byteOrderMark)]byte
+	n, err := file.ReadAt(b[:min(int64(len(b)), file.Size())], 0)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return 0, err
+	case string(b[:n]) != byteOrderMark:
+		return 0, nil
+	}
+	return int64(len(b)), nil
+}
+
+// header finds the fields' places in the first record of a file, whose text begins at start.
+func (r *reader) header(s dataset.Span, start int64) (columns, error) {
+	firstRecord := io.NewSectionReader(s.Input, start, min(s.Input.Size()-start, 1<<20))
 	switch r.cfg.Format {
 	case TSV:
-		line, err := bufio.NewReader(io.NewSectionReader(s.Input, 0, min(s.Input.Size(), 1<<20))).ReadString('\n')
+		line, err := bufio.NewReader(firstRecord).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
 			return columns{}, err
 		}
 		return r.columns(strings.Split(strings.TrimRight(line, "\r\n"), "\t"))
 	case CSV:
-		in := csv.NewReader(io.NewSectionReader(s.Input, 0, min(s.Input.Size(), 1<<20)))
+		in := csv.NewReader(firstRecord)
 		names, err := in.Read()
 		if err != nil {
 			return columns{}, fmt.Errorf("the first record, which names the fields: %w", err)
 		}
 		c, err := r.columns(names)
-		c.end = in.InputOffset()
+		c.end = start + in.InputOffset()
 		return c, err
 	}
 	return columns{}, nil
@@ -232,12 +256,9 @@ func text(v gjson.Result) []byte {
 	return unsafe.Slice(unsafe.StringData(t), len(t))
 }
 
-// csv reads a span of CSV.
-func (r *reader) csv(ctx context.Context, s dataset.Span, q quotes) error {
-	if s.Input.Size() == 0 {
-		return nil
-	}
-	fields, err := r.header(s)
+// csv reads a span of CSV. The text of its file begins at start.
+func (r *reader) csv(ctx context.Context, s dataset.Span, start int64, q quotes) error {
+	fields, err := r.header(s, start)
 	if err != nil {
 		return err
 	}
@@ -245,6 +266,7 @@ func (r *reader) csv(ctx context.Context, s dataset.Span, q quotes) error {
 	if err != nil {
 		return err
 	}
+	begin = max(begin, start)
 	end, err := recordStart(s.Input, s.To, q.after)
 	if err != nil {
 		return err
