@@ -280,7 +280,7 @@ func TestProcessGoesBeforeItHasJoined(t *testing.T) {
 	}
 }
 
-// TestFailureIsToldOnce has jobs of two processes fail, in both or in one: one line says why.
+// TestFailureIsToldOnce has jobs of one process and of two fail, in both or in one: one line says why.
 func TestFailureIsToldOnce(t *testing.T) {
 	dir := t.TempDir()
 	in := filepath.Join(dir, "in")
@@ -292,10 +292,12 @@ func TestFailureIsToldOnce(t *testing.T) {
 		"partial: no such file or directory\n":          {"sort", "-o", "/nowhere/out", in},
 		"there are b\n":                                 {"groupby", "--key", "k", "--count", in},
 	} {
-		cmd, out := asProcess(t, nil, append(args, "--workers", "2")...)
-		if err := cmd.Run(); err == nil || strings.Count(out.String(), "\n") != 1 || !strings.HasPrefix(out.String(), "verbena: process ") ||
-			!strings.HasSuffix(out.String(), want) || strings.Contains(out.String(), "aborted") {
-			t.Errorf("%v: %v\n%s", args, err, out)
+		for _, workers := range []string{"1", "2"} {
+			cmd, out := asProcess(t, nil, append(args, "--workers", workers)...)
+			if err := cmd.Run(); err == nil || strings.Count(out.String(), "\n") != 1 || strings.HasPrefix(out.String(), "verbena: process ") != (workers == "2") ||
+				!strings.HasPrefix(out.String(), "verbena: ") || !strings.HasSuffix(out.String(), want) || strings.Contains(out.String(), "aborted") {
+				t.Errorf("%v, %s workers: %v\n%s", args, workers, err, out)
+			}
 		}
 	}
 }

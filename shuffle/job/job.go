@@ -149,7 +149,11 @@ func Run(ctx context.Context, c Config, work func(context.Context, *Process) err
 	case launched:
 		return c.part(ctx, w, work)
 	case workers == 1:
-		return work(ctx, &Process{Config: shuffle.Config{Size: 1}, Wait: c.Wait})
+		if err := work(ctx, &Process{Config: shuffle.Config{Size: 1}, Wait: c.Wait}); err != nil {
+			err, _ = own(err, 0) // there are no others
+			return err
+		}
+		return nil
 	}
 	local := launch.Local{Executable: c.Executable, Arguments: c.Arguments, Workers: workers, Output: c.Output, Errors: c.Errors, Event: c.Event}
 	if local.Executable == "" {
@@ -242,7 +246,16 @@ func own(err error, rank int) (_ error, others bool) {
 	}
 	text, ok := strings.CutPrefix(err.Error(), fmt.Sprintf("process %d: %v: ", rank, shuffle.ErrAborted))
 	if ok {
-		err = errors.New(text)
+		err = &ownError{text, err}
 	}
 	return err, p.Rank != rank
 }
+
+// ownError is an error that says less.
+type ownError struct {
+	text string
+	err  error
+}
+
+func (e *ownError) Error() string { return e.text }
+func (e *ownError) Unwrap() error { return e.err }

@@ -25,7 +25,7 @@ func TestOwn(t *testing.T) {
 		{fmt.Errorf("join: %w", &launch.OtherError{Err: reason}), "join: no disk", true},
 		{&shuffle.ProcessError{Rank: 1, Err: fmt.Errorf("%w: %w", shuffle.ErrAborted, &launch.OtherError{Err: reason})}, "process 1: shuffle: aborted: no disk", true},
 	} {
-		if said, others := own(c.err, 1); said.Error() != c.said || others != c.others {
+		if said, others := own(c.err, 1); said.Error() != c.said || others != c.others || !errors.Is(said, c.err) {
 			t.Errorf("%v: %q, %v", c.err, said, others)
 		}
 	}
