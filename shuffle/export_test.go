@@ -31,6 +31,9 @@ func (x *Exchange) Forge(rank, at int, word uint64) {
 // Rests tells whether the process has told its peers that it rests.
 func (x *Exchange) Rests() bool { return !x.idle.armed.Load() }
 
+// Ended is closed when the exchange has failed and the peers have been told, or when it is closed.
+func (x *Exchange) Ended() <-chan struct{} { return x.ctx.Done() }
+
 // Waiting is how many senders wait for room, or are about to.
 func (x *Exchange) Waiting() (n int) {
 	for _, s := range x.senders {

@@ -25,12 +25,15 @@ type Order struct {
 // InOrder takes all records of the receiver's partition, sorts them, and calls take with
 // each, in order. The bytes are valid until take returns. The first call comes when all
 // senders of all processes have closed. An error of take ends it and is returned as it is; the
-// exchange goes on. A record that does not fit into o.Memory is an [ErrTooLong].
+// exchange goes on. So do ctx and the exchange's failure end it, also while it sorts: at most 1024 records or 1 MiB later. A record that does not fit into o.Memory is an [ErrTooLong].
 func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte) error) (err error) {
 	if o.Memory == 0 {
 		o.Memory = 64 << 20
 	}
-	s, err := external.New(external.Config{Pairs: true, Memory: o.Memory, Dir: o.Dir})
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(r.x.ctx, func() { end(context.Cause(r.x.ctx)) })()
+	s, err := external.New(ctx, external.Config{Pairs: true, Memory: o.Memory, Dir: o.Dir})
 	if err != nil {
 		return fmt.Errorf("shuffle: order: %w", err)
 	}
@@ -56,7 +59,7 @@ func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte
 	if err := s.Finish(); err != nil {
 		return fmt.Errorf("shuffle: order: %w", err)
 	}
-	return s.Each(func(pair []byte) error {
+	return s.Each(ctx, func(pair []byte) error {
 		key, record := external.Pair(pair)
 		if o.Key == nil {
 			record = key

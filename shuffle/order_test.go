@@ -2,9 +2,11 @@ package shuffle_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -127,5 +129,47 @@ func TestInOrderOfLongRecords(t *testing.T) {
 		if err := errors.Join(x.Receiver(0).Each(t.Context(), func([]byte) error { return nil }), <-sent, x.Wait(t.Context())); err != nil {
 			t.Errorf("%d bytes: %v", n, err)
 		}
+	}
+}
+
+// The end of ctx, and the exchange's failure, end InOrder also when all records have come.
+func TestInOrderEnds(t *testing.T) {
+	const records, most = 20_000, 2000
+	gone := errors.New("gone")
+	for _, how := range []string{"context", "exchange"} {
+		x := alone(t, shuffle.Config{})
+		sent := make(chan error, 1)
+		go func() {
+			s := x.Sender(0)
+			for n := range records {
+				if err := s.Send(0, binary.BigEndian.AppendUint32(nil, uint32(n))); err != nil {
+					sent <- err
+					return
+				}
+			}
+			sent <- s.Close()
+		}()
+		ctx, end := context.WithCancelCause(t.Context())
+		calls := 0
+		err := x.Receiver(0).InOrder(ctx, shuffle.Order{Memory: 8 << 20}, func([]byte) error {
+			switch calls++; {
+			case calls > 1 && how == "exchange":
+				runtime.Gosched() // that it has failed is told beside this
+			case calls > 1:
+			case how == "context":
+				end(gone)
+			default:
+				x.Abort(gone)
+				<-x.Ended()
+			}
+			return nil
+		})
+		if !errors.Is(err, gone) || calls > most {
+			t.Errorf("%s: %v after %d of %d records", how, err, calls, records)
+		}
+		if err := <-sent; err != nil {
+			t.Error(err)
+		}
+		end(nil)
 	}
 }

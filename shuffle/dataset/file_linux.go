@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -20,4 +21,16 @@ func allocate(f *os.File, size int64) error {
 // less to do. Its errors come with the sync.
 func startWriting(f *os.File, offset, length int64) {
 	_ = unix.SyncFileRange(int(f.Fd()), offset, length, unix.SYNC_FILE_RANGE_WRITE)
+}
+
+// finishWriting waits until the bytes of a part are on the disk; what says where they lie comes there with a sync. An error of
+// the disk may come here, and then does not come with the sync. Where the kernel cannot do this, the sync does all.
+func finishWriting(f *os.File, offset, length int64) error {
+	err := unix.SyncFileRange(int(f.Fd()), offset, length,
+		unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ESPIPE), errors.Is(err, unix.EPERM):
+		return nil
+	}
+	return fmt.Errorf("writing %s to the disk: %w", f.Name(), err)
 }

@@ -26,7 +26,8 @@ type Output interface {
 	// Prepare gives the file, which Create has made, its size in bytes, and the room for it.
 	Prepare(ctx context.Context, size int64) error
 	// Part returns a writer of the bytes from offset on, of which there are length. Parts
-	// are numbered in order. Close has them on the disk.
+	// are numbered in order. Close has them on the disk. When ctx ends, Close fails with its
+	// cause, soon: what was written is left to the system then.
 	Part(ctx context.Context, part int, offset, length int64) (io.WriteCloser, error)
 	// Commit gives the file its name, in place of what has it.
 	Commit(ctx context.Context, parts int) error
@@ -112,16 +113,18 @@ func (o *localOutput) reserve(f *os.File, size int64) error {
 const writeBehind = 8 << 20
 
 type localPart struct {
+	ctx              context.Context
 	file             *os.File
+	begin            int64
 	at, end, pending int64
 }
 
-func (o *localOutput) Part(_ context.Context, _ int, offset, length int64) (io.WriteCloser, error) {
+func (o *localOutput) Part(ctx context.Context, _ int, offset, length int64) (io.WriteCloser, error) {
 	f, err := os.OpenFile(o.partial, os.O_WRONLY, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &localPart{file: f, at: offset, end: offset + length}, nil
+	return &localPart{ctx: ctx, file: f, begin: offset, at: offset, end: offset + length}, nil
 }
 
 func (p *localPart) Write(b []byte) (int, error) {
@@ -137,9 +140,24 @@ func (p *localPart) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close has what was written on the disk.
+// Close has what was written on the disk, unless ctx ends before.
 func (p *localPart) Close() error {
-	return errors.Join(p.file.Sync(), p.file.Close())
+	return errors.Join(p.sync(), p.file.Close())
+}
+
+// syncAtOnce is how many bytes come to the disk between two looks at the context: a slow disk takes a second for them.
+const syncAtOnce = 64 << 20
+
+func (p *localPart) sync() error {
+	for from := p.begin; from < p.at && p.ctx.Err() == nil; from += syncAtOnce {
+		if err := finishWriting(p.file, from, min(syncAtOnce, p.at-from)); err != nil {
+			return err
+		}
+	}
+	if p.ctx.Err() != nil {
+		return context.Cause(p.ctx)
+	}
+	return p.file.Sync()
 }
 
 func (o *localOutput) Commit(context.Context, int) error {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -267,7 +268,7 @@ func (p *part) close() (err error) {
 
 func (j *job) shuffle(ctx context.Context) (parts []*part, err error) {
 	for range j.x.Threads() {
-		sorter, err := external.New(external.Config{Pairs: true, Memory: j.cfg.third(), Dir: j.cfg.Temporary})
+		sorter, err := external.New(ctx, external.Config{Pairs: true, Memory: j.cfg.third(), Dir: j.cfg.Temporary})
 		if err != nil {
 			return parts, err
 		}
@@ -441,11 +442,11 @@ func (j *job) receive(ctx context.Context, thread int, p *part) (err error) {
 	if err := spill(t); err != nil {
 		return err
 	}
-	return j.rows(p)
+	return j.rows(ctx, p)
 }
 
 // rows writes the rows of a part, in order, into a file: how long they are is known then.
-func (j *job) rows(p *part) (err error) {
+func (j *job) rows(ctx context.Context, p *part) (err error) {
 	if p.rows, err = unnamed.File(j.cfg.Temporary, "verbena-groupby"); err != nil {
 		return fmt.Errorf("a temporary file: %w", err)
 	}
@@ -462,7 +463,7 @@ func (j *job) rows(p *part) (err error) {
 	var key []byte
 	var sum state
 	some := false
-	err = p.sorter.Each(func(record []byte) error {
+	err = p.sorter.Each(ctx, func(record []byte) error {
 		next, value := external.Pair(record)
 		v, err := decodeState(value)
 		if err != nil {
@@ -618,14 +619,11 @@ func (j *job) write(ctx context.Context, parts []*part) error {
 	return together.ByFirst(ctx, j.x, func() error { return j.output.Commit(ctx, j.x.Partitions()) })
 }
 
-func (j *job) copy(ctx context.Context, n int, offset int64, head string, p *part) (err error) {
-	w, err := j.output.Part(ctx, n, offset, int64(len(head))+p.size)
-	if err != nil {
+func (j *job) copy(ctx context.Context, n int, offset int64, head string, p *part) error {
+	return together.WritePart(ctx, j.output, n, offset, int64(len(head))+p.size, func(w io.Writer) error {
+		_, err := io.Copy(w, io.MultiReader(strings.NewReader(head), io.NewSectionReader(p.rows, 0, p.size)))
 		return err
-	}
-	defer func() { err = errors.Join(err, w.Close()) }()
-	_, err = io.Copy(w, io.MultiReader(bytes.NewReader([]byte(head)), io.NewSectionReader(p.rows, 0, p.size)))
-	return err
+	})
 }
 
 // printAtOnce is how much of a process's rows process 0 gets at a time.

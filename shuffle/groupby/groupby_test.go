@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -463,5 +464,25 @@ func TestInputIsWritten(t *testing.T) {
 	}})
 	if err == nil || got != "" { // a reader may have found it shorter, before
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestRowsEnd has no rows written when the job has ended.
+func TestRowsEnd(t *testing.T) {
+	gone := errors.New("gone")
+	sorter, err := external.New(t.Context(), external.Config{Pairs: true, Memory: external.MinMemory, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &part{sorter: sorter}
+	defer p.close()
+	one := state{count: 1}
+	if err := sorter.Add(external.AppendPair(nil, []byte("key"), one.encode(nil))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancelCause(t.Context())
+	end(gone)
+	if err := (&job{cfg: Config{Format: Words, Temporary: t.TempDir()}}).rows(ctx, p); !errors.Is(err, gone) || p.size > 0 {
+		t.Errorf("%v; %d bytes", err, p.size)
 	}
 }

@@ -231,7 +231,7 @@ func (j *job) shuffle(ctx context.Context) (sorters []*external.Sorter, err erro
 	}
 	first, end := j.reducers()
 	for range end - first {
-		s, err := external.New(external.Config{Fixed: j.cfg.record(), Memory: j.reducing(), Dir: j.cfg.Temporary})
+		s, err := external.New(ctx, external.Config{Fixed: j.cfg.record(), Memory: j.reducing(), Dir: j.cfg.Temporary})
 		if err != nil {
 			return sorters, err
 		}
@@ -339,10 +339,7 @@ func (j *job) reduce(ctx context.Context, sorters []*external.Sorter) error {
 		first, end := share(j.cfg.Reducers, j.x.Rank()*j.x.Threads()+thread, j.x.Partitions())
 		g.Go(func() error {
 			for _, s := range sorters[first-offset : end-offset] {
-				if ctx.Err() != nil {
-					return context.Cause(ctx)
-				}
-				if err := j.reduceOne(s, &parts[thread]); err != nil {
+				if err := j.reduceOne(ctx, s, &parts[thread]); err != nil {
 					return err
 				}
 				if err := s.Close(); err != nil {
@@ -362,10 +359,10 @@ func (j *job) reduce(ctx context.Context, sorters []*external.Sorter) error {
 	return err
 }
 
-func (j *job) reduceOne(s *external.Sorter, p *part) error {
+func (j *job) reduceOne(ctx context.Context, s *external.Sorter, p *part) error {
 	last := int64(-1)
 	done := 0
-	err := s.Each(func(record []byte) error {
+	err := s.Each(ctx, func(record []byte) error {
 		key := int64(keyOf(record))
 		switch {
 		case key > last:

@@ -168,6 +168,25 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
+// TestReduceEnds has no pair reduced when the job has ended.
+func TestReduceEnds(t *testing.T) {
+	gone := errors.New("gone")
+	s, err := external.New(t.Context(), external.Config{Fixed: keySize, Memory: external.MinMemory, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := errors.Join(s.Add(make([]byte, keySize)), s.Finish()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancelCause(t.Context())
+	end(gone)
+	var p part
+	if err := (&job{}).reduceOne(ctx, s, &p); !errors.Is(err, gone) || p.Pairs > 0 {
+		t.Errorf("%v; %d pairs", err, p.Pairs)
+	}
+}
+
 // TestDeath ends the others with the reason when one process leaves.
 func TestDeath(t *testing.T) {
 	exchanges := jobtest.Exchanges(t, 2, 1)

@@ -157,7 +157,7 @@ func (j *job) shuffle(ctx context.Context) (sorters []*external.Sorter, err erro
 	j.ranges = newRanges(evenBounds(keys, j.x.Partitions()))
 	threads := j.x.Threads()
 	for range threads {
-		s, err := external.New(external.Config{Fixed: j.cfg.Format.fixed(), Memory: j.sorting(), Dir: j.cfg.Temporary})
+		s, err := external.New(ctx, external.Config{Fixed: j.cfg.Format.fixed(), Memory: j.sorting(), Dir: j.cfg.Temporary})
 		if err != nil {
 			return sorters, err
 		}
@@ -280,16 +280,14 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 	}
 	g, part := errgroup.WithContext(ctx)
 	for thread, s := range sorters {
-		g.Go(func() (err error) {
-			w, err := j.output.Part(part, j.x.Rank()*j.x.Threads()+thread, offsets[thread], s.Size())
-			if err != nil {
-				return err
-			}
-			defer func() { err = j.abortIf(errors.Join(err, w.Close())) }()
-			return s.Merge(w, func(n int) {
-				j.wrote.Add(int64(n))
-				j.tell()
-			})
+		g.Go(func() error {
+			n := j.x.Rank()*j.x.Threads() + thread
+			return j.abortIf(together.WritePart(part, j.output, n, offsets[thread], s.Size(), func(w io.Writer) error {
+				return s.Merge(part, w, func(n int) {
+					j.wrote.Add(int64(n))
+					j.tell()
+				})
+			}))
 		})
 	}
 	if err := g.Wait(); err != nil {

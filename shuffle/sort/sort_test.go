@@ -502,3 +502,54 @@ func TestInputIsWritten(t *testing.T) {
 	}
 	alone(t, filepath.Dir(out))
 }
+
+// TestEndsWhileItMerges has the job end, or a process of it fail, when it has begun to write the output: all end with the reason,
+// write little of what is left, and leave nothing.
+func TestEndsWhileItMerges(t *testing.T) {
+	const size = 320_000 * gensort.RecordSize
+	p := make([]byte, size)
+	gensort.New(gensort.Binary, gensort.Uint128{}).Fill(p)
+	in, gone := write(t, p), errors.New("gone")
+	for how, processes := range map[string]int{"context": 1, "exchange": 2} {
+		out := filepath.Join(t.TempDir(), "out")
+		files := &dataset.Files{}
+		ctx, end := context.WithCancelCause(t.Context())
+		exchanges := jobtest.Exchanges(t, processes, 1)
+		written, errs := make([]int64, processes), make([]error, processes)
+		begun := make(chan struct{})
+		var group sync.WaitGroup
+		for rank, x := range exchanges {
+			var first sync.Once
+			group.Go(func() {
+				_, errs[rank] = Run(ctx, x, Config{Format: Gensort, Inputs: []string{in}, Output: out, Memory: 8 << 20, Temporary: t.TempDir(), Files: files, Progress: func(p Progress) {
+					if written[rank] = p.Written; p.Written == 0 {
+						return
+					}
+					first.Do(func() {
+						switch {
+						case how == "context":
+							end(gone)
+						case rank == 0:
+							<-begun // the other one, too
+							x.Abort(gone)
+						default:
+							close(begun)
+							<-x.Done()
+						}
+					})
+				}})
+			})
+		}
+		group.Wait()
+		for rank, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), "gone") || written[rank] == 0 || written[rank] > size/int64(processes)*3/4 {
+				t.Errorf("%s: process %d of %d: %v after %d bytes", how, rank, processes, err, written[rank])
+			}
+		}
+		alone(t, filepath.Dir(out))
+		end(nil)
+		if err := files.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

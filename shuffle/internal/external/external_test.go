@@ -2,6 +2,7 @@ package external
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // sorted runs records through a sorter.
 func sorted(t testing.TB, cfg Config, records [][]byte) (out []byte, s *Sorter) {
 	t.Helper()
-	s, err := newSorter(cfg)
+	s, err := newSorter(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,7 @@ func sorted(t testing.TB, cfg Config, records [][]byte) (out []byte, s *Sorter) 
 	}
 	var b bytes.Buffer
 	told := 0
-	if err := s.Merge(&b, func(n int) { told += n }); err != nil {
+	if err := s.Merge(t.Context(), &b, func(n int) { told += n }); err != nil {
 		t.Fatal(err)
 	}
 	if len(records) > 0 && told != size {
@@ -127,7 +128,7 @@ func TestManyRuns(t *testing.T) {
 			break
 		}
 	}
-	s, err := newSorter(Config{Memory: 64 << 10, Dir: t.TempDir()})
+	s, err := newSorter(t.Context(), Config{Memory: 64 << 10, Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,7 @@ func TestManyRuns(t *testing.T) {
 		t.Fatalf("%d runs, %d can be merged at a time: the test proves nothing", s.Runs(), fanIn)
 	}
 	var got bytes.Buffer
-	if err := s.Merge(&got, func(int) {}); err != nil {
+	if err := s.Merge(t.Context(), &got, func(int) {}); err != nil {
 		t.Fatal(err)
 	}
 	slices.SortFunc(lines, func(a, b []byte) int { return bytes.Compare(a[:len(a)-1], b[:len(b)-1]) })
@@ -155,7 +156,7 @@ func TestManyRuns(t *testing.T) {
 }
 
 func TestTooLong(t *testing.T) {
-	s, err := newSorter(Config{Memory: 64 << 10, Dir: t.TempDir()})
+	s, err := newSorter(t.Context(), Config{Memory: 64 << 10, Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +169,7 @@ func TestTooLong(t *testing.T) {
 // TestLongest adds records as long as the memory holds, by both ways, behind one another and behind short ones, and longer ones.
 func TestLongest(t *testing.T) {
 	const memory = 64 << 10
-	s, err := newSorter(Config{Memory: memory, Dir: t.TempDir()})
+	s, err := newSorter(t.Context(), Config{Memory: memory, Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +194,7 @@ func TestLongest(t *testing.T) {
 		}
 	}
 	var got bytes.Buffer
-	if err := errors.Join(s.Finish(), s.Merge(&got, func(int) {})); err != nil {
+	if err := errors.Join(s.Finish(), s.Merge(t.Context(), &got, func(int) {})); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got.Bytes(), want) || s.Records() != 40 || s.Size() != int64(len(want)) {
@@ -203,7 +204,7 @@ func TestLongest(t *testing.T) {
 
 // TestNoRoom can't write temporary files.
 func TestNoRoom(t *testing.T) {
-	s, err := newSorter(Config{Memory: 64 << 10, Dir: "/nowhere"})
+	s, err := newSorter(t.Context(), Config{Memory: 64 << 10, Dir: "/nowhere"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +226,7 @@ func TestNoRoom(t *testing.T) {
 func TestPairs(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for _, memory := range []int64{64 << 10, 16 << 20} {
-		s, err := newSorter(Config{Pairs: true, Memory: memory, Dir: t.TempDir()})
+		s, err := newSorter(t.Context(), Config{Pairs: true, Memory: memory, Dir: t.TempDir()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +242,7 @@ func TestPairs(t *testing.T) {
 			t.Fatal(err)
 		}
 		var last []byte
-		err = s.Each(func(record []byte) error {
+		err = s.Each(t.Context(), func(record []byte) error {
 			key, value := Pair(record)
 			if bytes.Compare(last, key) > 0 {
 				return fmt.Errorf("%q after %q", key, last)
@@ -274,7 +275,7 @@ func (f *failing) Write(p []byte) (int, error) {
 }
 
 func TestOutputFails(t *testing.T) {
-	s, err := newSorter(Config{Memory: 64 << 10, Dir: t.TempDir()})
+	s, err := newSorter(t.Context(), Config{Memory: 64 << 10, Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,8 +288,114 @@ func TestOutputFails(t *testing.T) {
 	if err := s.Finish(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Merge(&failing{after: 3}, func(int) {}); err == nil || err.Error() != "full" {
+	if err := s.Merge(t.Context(), &failing{after: 3}, func(int) {}); err == nil || err.Error() != "full" {
 		t.Error(err)
+	}
+}
+
+// stops ends a context after so many blocks, and counts all.
+type stops struct {
+	after, blocks int
+	end           func()
+}
+
+func (s *stops) Write(p []byte) (int, error) {
+	if s.blocks++; s.blocks == s.after {
+		s.end()
+	}
+	return len(p), nil
+}
+
+// TestEndsWithItsContext has the context end before the merge of the runs that are too many, before a block and before a record,
+// in the midst of long records and of short ones: nothing more is written or handed out than what was due next.
+func TestEndsWithItsContext(t *testing.T) {
+	gone := errors.New("gone")
+	for name, length := range map[string]int{"short": 20, "long": 12_000} {
+		filled := func() (*Sorter, context.Context, func()) {
+			s, err := newSorter(t.Context(), Config{Memory: 64 << 10, Dir: t.TempDir()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close() })
+			for i := range 3_000_000 / length {
+				if err := s.Add(append(bytes.Repeat([]byte{byte('a' + i%20)}, length-1), '\n')); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Finish(); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			t.Cleanup(func() { cancel(nil) })
+			return s, ctx, func() { cancel(gone) }
+		}
+		s, ctx, end := filled()
+		runs := s.Runs()
+		end()
+		w := &stops{}
+		if err := s.Merge(ctx, w, func(int) {}); !errors.Is(err, gone) || w.blocks > 0 || s.Runs() != runs {
+			t.Errorf("%s: %v; %d blocks; %d runs became %d", name, err, w.blocks, runs, s.Runs())
+		}
+		s, ctx, end = filled()
+		w = &stops{after: 2, end: end}
+		if err := s.Merge(ctx, w, func(int) {}); !errors.Is(err, gone) || w.blocks != 2 {
+			t.Errorf("%s: %v after %d blocks", name, err, w.blocks)
+		}
+		s, ctx, end = filled()
+		records := 0
+		err := s.Each(ctx, func([]byte) error {
+			if records++; records == 3 {
+				end()
+			}
+			return nil
+		})
+		if most := lookEach/(length+lookPerRecord) + 2; !errors.Is(err, gone) || records > most {
+			t.Errorf("%s: %v after %d records, want %d at most", name, err, records, most)
+		}
+	}
+}
+
+// TestLeavesWhatIsQueued ends the context of a sorter, or closes it: an arena that is full is neither sorted nor written.
+func TestLeavesWhatIsQueued(t *testing.T) {
+	gone := errors.New("gone")
+	for _, how := range []string{"context", "close"} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		s, err := newSorter(ctx, Config{Memory: 64 << 10, Dir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		add := func() error { return s.Add([]byte("a line\n")) }
+		if err := add(); err != nil {
+			t.Fatal(err)
+		}
+		if how == "context" {
+			cancel(gone)
+			for err == nil {
+				err = add()
+			}
+			if again := add(); !errors.Is(err, gone) || !errors.Is(again, gone) {
+				t.Error(err, again)
+			}
+			if err := s.Finish(); !errors.Is(err, gone) {
+				t.Error(err)
+			}
+		} else {
+			s.mu.Lock() // so that nothing is done with the first arena before the sorter is closed
+			first := s.filled
+			s.work <- first
+			go func() {
+				<-s.ctx.Done()
+				s.mu.Unlock()
+			}()
+			s.work <- first
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if most := map[string]int{"context": 0, "close": 1}[how]; len(s.sorted) > most || len(s.runs) > 0 {
+			t.Errorf("%s: %d arenas were sorted, and %d written", how, len(s.sorted), len(s.runs))
+		}
+		cancel(nil)
 	}
 }
 

@@ -2,6 +2,7 @@ package external
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 )
@@ -80,13 +81,22 @@ func (m *merger) advance(i int) error {
 	return nil
 }
 
+// After so many bytes each looks whether its context has ended, and a record counts for lookPerRecord bytes more.
+const lookEach, lookPerRecord = 1 << 20, 1 << 10
+
 // each calls take for all records in order.
-func (m *merger) each(take func(record []byte) error) error {
-	for {
+func (m *merger) each(ctx context.Context, take func(record []byte) error) error {
+	for left := 0; ; {
 		top := m.tree[0]
 		record := m.cursors[top].record
 		if record == nil {
 			return nil
+		}
+		if left -= len(record) + lookPerRecord; left < 0 {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			left = lookEach
 		}
 		if err := take(record); err != nil {
 			return err
@@ -104,19 +114,19 @@ func (m *merger) each(take func(record []byte) error) error {
 }
 
 // writeTo writes all records in order.
-func (m *merger) writeTo(w *blockWriter, progress func(bytes int)) error {
+func (m *merger) writeTo(ctx context.Context, w *blockWriter, progress func(bytes int)) error {
 	const often = 4 << 20
 	done := 0
-	err := m.each(func(record []byte) error {
+	err := m.each(ctx, func(record []byte) error {
 		if done += len(record); done >= often {
 			progress(done)
 			done = 0
 		}
-		return w.write(record)
+		return w.write(ctx, record)
 	})
 	if err != nil {
 		return err
 	}
 	progress(done)
-	return w.flush()
+	return w.flush(ctx)
 }

@@ -1,6 +1,7 @@
 package external
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -108,12 +109,12 @@ type blockWriter struct {
 	n      int
 }
 
-func (b *blockWriter) write(p []byte) error {
+func (b *blockWriter) write(ctx context.Context, p []byte) error {
 	for b.n+len(p) > len(b.buffer) {
 		k := copy(b.buffer[b.n:], p)
 		b.n += k
 		p = p[k:]
-		if err := b.flush(); err != nil {
+		if err := b.flush(ctx); err != nil {
 			return err
 		}
 	}
@@ -121,7 +122,10 @@ func (b *blockWriter) write(p []byte) error {
 	return nil
 }
 
-func (b *blockWriter) flush() error {
+func (b *blockWriter) flush(ctx context.Context) error {
+	if ctx.Err() != nil { // a record may have many blocks
+		return context.Cause(ctx)
+	}
 	_, err := b.to.Write(b.buffer[:b.n])
 	b.n = 0
 	return err

@@ -1,6 +1,7 @@
 package external
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -35,9 +36,17 @@ const (
 // ErrTooLong says that a record does not fit into the sorter's memory.
 var ErrTooLong = errors.New("longer than a quarter of the memory for sorting")
 
+// errClosed is what a sorter fails with that is closed.
+var errClosed = errors.New("the sorter is closed")
+
 // A Sorter takes records by Add, by one goroutine, then Finish, then Merge, once each.
 // Close frees everything at any time, but not beside another call.
 type Sorter struct {
+	// ctx ends with the context of New, when writing fails, and with Close. Its cause is what Add and Finish fail with.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	awake  func() bool // forgets that take is woken when ctx ends
+
 	cfg    Config
 	layout layout
 	block  []byte
@@ -55,15 +64,14 @@ type Sorter struct {
 	free   []*arena
 	sorted []*arena // in memory, in order
 	runs   []*run
-	err    error
 }
 
-// New returns a sorter.
-func New(cfg Config) (*Sorter, error) {
+// New returns a sorter. When ctx ends, Add and Finish fail with its cause, and nothing more is sorted or written.
+func New(ctx context.Context, cfg Config) (*Sorter, error) {
 	if cfg.Memory < MinMemory {
 		return nil, fmt.Errorf("sorting wants at least %d MiB of memory", MinMemory>>20)
 	}
-	return newSorter(cfg)
+	return newSorter(ctx, cfg)
 }
 
 func blockOf(memory int64) int { return min(blockSize, int(memory/8)) }
@@ -83,10 +91,16 @@ func Longest(memory int64) int {
 	return each - entrySize
 }
 
-func newSorter(cfg Config) (*Sorter, error) {
+func newSorter(ctx context.Context, cfg Config) (*Sorter, error) {
 	block := blockOf(cfg.Memory)
 	s := &Sorter{cfg: cfg, done: make(chan struct{})}
 	s.change.L = &s.mu
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	s.awake = context.AfterFunc(s.ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.change.Broadcast()
+	})
 	switch {
 	case cfg.Pairs:
 		s.layout = framed{}
@@ -98,15 +112,18 @@ func newSorter(cfg Config) (*Sorter, error) {
 	n, each := divide(cfg.Memory, block)
 	s.work = make(chan *arena, 2*n)
 	var err error
+	failed := func(err error) (*Sorter, error) {
+		s.work = nil
+		close(s.done)
+		return nil, errors.Join(err, s.Close())
+	}
 	if s.block, err = MapMemory(block); err != nil {
-		return nil, err
+		return failed(err)
 	}
 	for range n {
 		m, err := MapMemory(each)
 		if err != nil {
-			s.work = nil
-			close(s.done)
-			return nil, errors.Join(err, s.Close())
+			return failed(err)
 		}
 		s.arenas = append(s.arenas, &arena{memory: m})
 	}
@@ -148,8 +165,8 @@ func (s *Sorter) room(n int) ([]byte, error) {
 			return room, nil
 		}
 		if s.filled.entries == 0 {
-			if err := s.failure(); err != nil {
-				return nil, err
+			if s.ctx.Err() != nil {
+				return nil, context.Cause(s.ctx)
 			}
 			return nil, fmt.Errorf("a record of %d bytes is %w (%d MiB)", n, ErrTooLong, s.cfg.Memory>>20)
 		}
@@ -169,62 +186,50 @@ func (s *Sorter) add(record []byte) {
 	s.long = max(s.long, len(record))
 }
 
-func (s *Sorter) failure() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err
-}
-
 // take waits for an empty arena.
 func (s *Sorter) take() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.free) == 0 && s.err == nil {
+	for len(s.free) == 0 && s.ctx.Err() == nil {
 		s.change.Wait()
 	}
-	if s.err != nil {
+	if s.ctx.Err() != nil {
 		s.filled = &arena{} // nothing fits
-		return s.err
+		return context.Cause(s.ctx)
 	}
 	s.filled = s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	return nil
 }
 
-// sortAndSpill sorts filled arenas, and writes them to runs when few empty ones are left.
+// sortAndSpill sorts filled arenas, and writes them to runs when few empty ones are left. When the sorter's context has ended it
+// leaves them as they are.
 func (s *Sorter) sortAndSpill(work <-chan *arena) {
 	defer close(s.done)
 	for a := range work {
+		if s.ctx.Err() != nil {
+			continue
+		}
 		a.sort()
 		s.mu.Lock()
 		s.sorted = append(s.sorted, a)
 		var oldest []*arena
-		if len(s.free) == 0 && s.err == nil {
+		if len(s.free) == 0 && s.ctx.Err() == nil {
 			oldest, s.sorted = s.sorted[:1:1], s.sorted[1:]
 		}
 		s.mu.Unlock()
-		s.fail(s.spill(oldest))
+		if err := s.spill(s.ctx, oldest); err != nil {
+			s.cancel(err)
+		}
 	}
-}
-
-func (s *Sorter) fail(err error) {
-	if err == nil {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err == nil {
-		s.err = err
-	}
-	s.change.Broadcast()
 }
 
 // spill merges sorted arenas into a run.
-func (s *Sorter) spill(from []*arena) error {
+func (s *Sorter) spill(ctx context.Context, from []*arena) error {
 	if len(from) == 0 {
 		return nil
 	}
-	r, err := s.write(s.memorySources(from))
+	r, err := s.write(ctx, s.memorySources(from))
 	for _, a := range from {
 		a.reset()
 	}
@@ -246,7 +251,7 @@ func (s *Sorter) memorySources(from []*arena) (sources []source) {
 }
 
 // write merges sources into a new run.
-func (s *Sorter) write(sources []source) (*run, error) {
+func (s *Sorter) write(ctx context.Context, sources []source) (*run, error) {
 	r, err := newRun(s.cfg.Dir)
 	if err != nil {
 		return nil, err
@@ -254,9 +259,12 @@ func (s *Sorter) write(sources []source) (*run, error) {
 	m, err := newMerger(sources, s.layout)
 	if err == nil {
 		count := counter{r.file, &r.length}
-		err = m.writeTo(&blockWriter{to: count, buffer: s.block}, func(int) {})
+		err = m.writeTo(ctx, &blockWriter{to: count, buffer: s.block}, func(int) {})
 	}
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil, errors.Join(context.Cause(ctx), r.close())
+	case err != nil:
 		return nil, errors.Join(fmt.Errorf("writing sorted records to %s: %w", s.cfg.Dir, err), r.close())
 	}
 	return r, nil
@@ -283,10 +291,10 @@ func (s *Sorter) Finish() error {
 	close(s.work)
 	s.work = nil
 	<-s.done
-	if s.err == nil && last.entries == 0 {
+	if last.entries == 0 {
 		s.free = append(s.free, last)
 	}
-	return s.err
+	return context.Cause(s.ctx)
 }
 
 // Size is how many bytes were added.
@@ -299,33 +307,34 @@ func (s *Sorter) Records() int64 { return s.count }
 func (s *Sorter) Runs() int { return len(s.runs) }
 
 // Merge writes all records in order, in blocks of 1 MiB. It calls progress with the bytes
-// that are done since the last call.
-func (s *Sorter) Merge(w io.Writer, progress func(bytes int)) error {
-	m, err := s.merger()
+// that are done since the last call. When ctx ends it fails with its cause, before the next block.
+func (s *Sorter) Merge(ctx context.Context, w io.Writer, progress func(bytes int)) error {
+	m, err := s.merger(ctx)
 	if m == nil || err != nil {
 		return err
 	}
-	return m.writeTo(&blockWriter{to: w, buffer: s.block}, progress)
+	return m.writeTo(ctx, &blockWriter{to: w, buffer: s.block}, progress)
 }
 
-// Each calls take for all records in order. It stands in place of Merge.
-func (s *Sorter) Each(take func(record []byte) error) error {
-	m, err := s.merger()
+// Each calls take for all records in order. It stands in place of Merge. When ctx ends it fails with its cause, at most 1024
+// records or 1 MiB later.
+func (s *Sorter) Each(ctx context.Context, take func(record []byte) error) error {
+	m, err := s.merger(ctx)
 	if m == nil || err != nil {
 		return err
 	}
-	return m.each(take)
+	return m.each(ctx, take)
 }
 
 // merger merges runs until all that is left can be merged at once. It is nil if there are no
 // records.
-func (s *Sorter) merger() (*merger, error) {
+func (s *Sorter) merger(ctx context.Context) (*merger, error) {
 	buffer, fanIn := s.buffers()
 	if len(s.runs) > fanIn || len(s.runs) > 0 && len(s.free) == 0 {
 		// More runs than can be read at a time: all the memory goes to buffers.
 		sorted := s.sorted
 		s.sorted = nil
-		if err := s.spill(sorted); err != nil {
+		if err := s.spill(ctx, sorted); err != nil {
 			return nil, err
 		}
 		buffer, fanIn = s.buffers()
@@ -334,7 +343,7 @@ func (s *Sorter) merger() (*merger, error) {
 		// No more than what is needed, the shortest first.
 		slices.SortFunc(s.runs, func(a, b *run) int { return int(min(max(a.length-b.length, -1), 1)) })
 		n := min(fanIn, len(s.runs)-fanIn+1)
-		r, err := s.write(s.runSources(s.runs[:n], buffer))
+		r, err := s.write(ctx, s.runSources(s.runs[:n], buffer))
 		if err != nil {
 			return nil, err
 		}
@@ -374,8 +383,11 @@ func (s *Sorter) runSources(runs []*run, size int) (sources []source) {
 	return sources
 }
 
-// Close frees the memory and the temporary files.
+// Close frees the memory and the temporary files. It waits for the arena that is being sorted, or for the block that is being
+// written; what is queued behind them is left.
 func (s *Sorter) Close() error {
+	s.awake() // nobody waits
+	s.cancel(errClosed)
 	if s.work != nil {
 		close(s.work)
 		s.work = nil
