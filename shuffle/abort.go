@@ -94,8 +94,8 @@ func (x *Exchange) leave(ctx context.Context, err error) error {
 // A refusal tells the processes that were not met why the exchange has failed.
 type refusal struct {
 	met     func(rank int) bool
-	unheard *verbena.Endpoint // that was accepted, and has not said hello, or nil
-	heard   bool              // a process of a greater rank that was not met has told of the failure itself
+	unheard []*verbena.Endpoint // that were accepted, and have not said hello
+	heard   int                 // processes of greater ranks that were not met and have told of the failure themselves
 }
 
 // send dials the processes of lesser ranks, and answers those of greater ranks, as Join would, and waits for them for
@@ -131,18 +131,20 @@ func (r *refusal) send(ctx context.Context, c *Config, service *verbena.Service,
 			missing++
 		}
 	}
-	if r.heard && also > 0 {
+	if r.heard > 0 && also > 0 {
 		also = 0
-	} else if r.heard {
-		missing--
+		r.heard--
 	}
+	missing -= r.heard
 	switch {
 	case missing > 0:
 		all.Go(func() { r.answer(ctx, c, service, missing, message) })
 	case also > 0:
 		all.Go(func() { r.answer(soon, c, service, also, message) })
-	case r.unheard != nil:
-		all.Go(func() { _ = r.unheard.Close() })
+	default:
+		for _, e := range r.unheard {
+			_ = e.Close()
+		}
 	}
 	all.Wait()
 }
@@ -196,8 +198,8 @@ func (r *refusal) answer(ctx context.Context, c *Config, service *verbena.Servic
 		case <-ctx.Done():
 		}
 	}
-	if r.unheard != nil {
-		all.Go(func() { answer(r.unheard) })
+	for _, e := range r.unheard {
+		all.Go(func() { answer(e) })
 	}
 	all.Go(func() {
 		for {

@@ -94,7 +94,7 @@ func (x *Exchange) dial(ctx context.Context, p *peer) error {
 	for {
 		e, err := x.c.Runtime.Dial(ctx, x.c.Addresses[p.rank], x.c.service(), verbena.DialConfig{Transport: x.c.Transport, Group: x.group})
 		if err == nil {
-			x.met(p, e)
+			_ = x.met(p, e) // nobody else dials it
 			if err = x.greet(ctx, p); err == nil {
 				p.start()
 				return nil
@@ -133,15 +133,20 @@ func (x *Exchange) greet(ctx context.Context, p *peer) error {
 	return x.agree(p, h, theirs)
 }
 
-// met says that a peer is at the other end of an endpoint. It is told of a failure if the others have been.
-func (x *Exchange) met(p *peer, e *verbena.Endpoint) {
+// met says that a peer is at the other end of an endpoint, and reports false if it is at that of another one already. It is told of a
+// failure if the others have been.
+func (x *Exchange) met(p *peer, e *verbena.Endpoint) bool {
 	x.meeting.Lock()
-	p.ep = e
-	late := x.telling
+	first := p.ep == nil
+	if first {
+		p.ep = e
+	}
+	late := first && x.telling
 	x.meeting.Unlock()
 	if late {
 		p.tell(x.err)
 	}
+	return first
 }
 
 // endpoint is what tells whether a peer has been met.
@@ -149,65 +154,6 @@ func (x *Exchange) endpoint(rank int) *verbena.Endpoint {
 	x.meeting.Lock()
 	defer x.meeting.Unlock()
 	return x.peers[rank].ep
-}
-
-// accept takes the endpoints of peers of greater ranks. One that does not belong to the
-// exchange is closed, and another one waited for: what it has said is logged.
-func (x *Exchange) accept(ctx context.Context, missing int) error {
-	for missing > 0 {
-		e, err := x.service.Accept(ctx)
-		if err != nil {
-			return fmt.Errorf("%d processes have not joined: %w", missing, err)
-		}
-		p, err := x.welcome(ctx, e)
-		if err != nil {
-			var process *ProcessError
-			switch {
-			case p != nil: // it is told before its endpoint is closed
-				return err
-			case ctx.Err() != nil:
-				x.refusal.unheard = e
-				return err
-			}
-			_ = e.Close()
-			if errors.As(err, &process) {
-				x.refusal.heard = true
-				return err
-			}
-			x.c.Logger.Warn("shuffle: a process was turned away", "address", e.RemoteAddr(), "err", err)
-			continue
-		}
-		p.start()
-		missing--
-	}
-	return nil
-}
-
-// welcome exchanges hellos on an endpoint that was accepted. With a peer beside it an
-// error is fatal.
-func (x *Exchange) welcome(ctx context.Context, e *verbena.Endpoint) (*peer, error) {
-	theirs, err := receiveHello(ctx, e, x.c.Size)
-	if err != nil {
-		return nil, err
-	}
-	if theirs.Rank <= x.c.Rank || theirs.Rank >= x.c.Size {
-		return nil, fmt.Errorf("it says that it is process %d", theirs.Rank)
-	}
-	p := x.peers[theirs.Rank]
-	if p.ep != nil {
-		return nil, fmt.Errorf("process %d has joined already", theirs.Rank)
-	}
-	x.met(p, e)
-	h, err := x.hello(ctx, p)
-	if err == nil {
-		if err = e.Send(ctx, wire.TagHello, h.Append(nil)); err == nil {
-			err = x.agree(p, h, theirs)
-		}
-	}
-	if err != nil {
-		return p, p.unmet(err)
-	}
-	return p, nil
 }
 
 // unmet is why a peer at the other end of an endpoint cannot be worked with.

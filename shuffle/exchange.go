@@ -62,6 +62,9 @@ type Exchange struct {
 // When it fails in one process it fails in all: those that have come are told why, and those that come within 5 s,
 // or 1 s from the end of ctx. As long as somebody has not come the error is kept back. Of a process that dies before it has met
 // any other one nobody knows: ctx ends the wait for it, or package launch does.
+//
+// Who dials the service and is no process of the exchange is turned away, after 30 s if it says nothing; the others need not wait
+// for that.
 func Join(ctx context.Context, c Config) (*Exchange, error) {
 	if err := c.complete(); err != nil {
 		nobody := refusal{met: func(int) bool { return false }}

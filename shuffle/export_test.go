@@ -2,6 +2,7 @@ package shuffle
 
 import (
 	"os"
+	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
@@ -65,7 +66,7 @@ func LateMeeting(c Config, e *verbena.Endpoint, rank int, err error) error {
 	x := newExchange(c)
 	_ = x.fail(cannotJoin(c.Rank, err))
 	<-x.ctx.Done() // all that were met have been told
-	x.met(x.peers[rank], e)
+	_ = x.met(x.peers[rank], e)
 	return x.free()
 }
 
@@ -97,4 +98,14 @@ func Choose(c Config, transport string) (Mode, string) {
 	}
 	chosen := c.choose(transport)
 	return chosen.Mode, chosen.Why
+}
+
+// Strangers is how many endpoints of none of the exchange may say nothing.
+const Strangers = strangers
+
+// SetHelloLimit sets how long an endpoint may say nothing, and returns what sets it back.
+func SetHelloLimit(d time.Duration) func() {
+	was := helloLimit
+	helloLimit = d
+	return func() { helloLimit = was }
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -180,6 +182,51 @@ func TestWhoIsMetLateIsTold(t *testing.T) {
 	m.Release()
 	if err := <-failed; err != nil {
 		t.Error(err)
+	}
+}
+
+// Endpoints that say nothing keep nobody from joining, and more of them than may be waited for only until they leave, or have had their
+// time.
+func TestSilentEndpoints(t *testing.T) {
+	for name, limit := range map[string]time.Duration{"one": time.Hour, "too many that leave": time.Hour, "until their time is over": time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			defer shuffle.SetHelloLimit(limit)()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			members := worlds[0].members(t, 2, shuffle.Config{Logger: slog.New(slog.DiscardHandler)}) // each is logged
+			stranger := worlds[0].members(t, 1, shuffle.Config{})[0]
+			stranger.Addresses = members[0].Addresses
+			var exchanges [2]*shuffle.Exchange
+			var errs [2]error
+			var all sync.WaitGroup
+			join := func(rank int) { all.Go(func() { exchanges[rank], errs[rank] = shuffle.Join(ctx, members[rank]) }) }
+			join(0)
+			silent := []*verbena.Endpoint{dialUntilServed(ctx, t, stranger, 0)}
+			for name == "too many that leave" && len(silent) < shuffle.Strangers+4 {
+				silent = append(silent, dialUntilServed(ctx, t, stranger, 0))
+			}
+			if name == "until their time is over" {
+				<-silent[0].Done()
+			}
+			if name == "too many that leave" {
+				for _, e := range silent {
+					if err := e.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			join(1)
+			all.Wait()
+			if err := errors.Join(errs[:]...); err != nil {
+				t.Fatal(err)
+			}
+			<-silent[0].Done()
+			for _, x := range exchanges {
+				if err := x.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }
 
