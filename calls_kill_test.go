@@ -75,7 +75,10 @@ func TestCallsOfAPeerThatEnds(t *testing.T) {
 			continue // a network within one process
 		}
 		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-			t.Run(w.name+"/"+signal.String(), func(t *testing.T) { callsWhen(t, w, signal) })
+			t.Run(w.name+"/"+signal.String(), func(t *testing.T) {
+				t.Parallel() // they wait for whoever is silent
+				callsWhen(t, w, signal)
+			})
 		}
 	}
 }

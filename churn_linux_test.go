@@ -49,7 +49,7 @@ func (p *pair) held(t *testing.T) held {
 	return h
 }
 
-var churned = flag.Int("churned", 800, "endpoints of each kind that TestEndpointsComeAndGo opens")
+var churned = flag.Int("churned", 400, "endpoints of each kind that TestEndpointsComeAndGo opens")
 
 // Endpoints that were opened, used and closed leave what was there before the
 // first of them, but for what one endpoint leaves: an open domain with a worker. Many:

@@ -22,11 +22,24 @@ import (
 
 func pattern(n, seed int) []byte {
 	start := seed & 0xff
-	return bigPattern[start : start+n : start+n]
+	source := shortPattern
+	if start+n > shortest {
+		source = longPattern
+	}
+	return source()[start : start+n : start+n]
 }
 
-var bigPattern = func() []byte {
-	b := make([]byte, 64<<20+256)
+// Most tests, and most processes that they start, need the short one alone. The long one
+// begins with it.
+const shortest = 4 << 20
+
+var (
+	shortPattern = sync.OnceValue(func() []byte { return newPattern(shortest) })
+	longPattern  = sync.OnceValue(func() []byte { return newPattern(64<<20 + 256) })
+)
+
+func newPattern(length int) []byte {
+	b := make([]byte, length)
 	for i := range 1 << 16 {
 		b[i] = byte(i*31 + i>>8)
 	}
@@ -34,7 +47,7 @@ var bigPattern = func() []byte {
 		copy(b[n:], b[:n])
 	}
 	return b
-}()
+}
 
 func TestMessagesOfAllSizes(t *testing.T) {
 	sizes := []int{0, 1, 47, 48, 49, 255, 1 << 10, 16<<10 - 1, 16 << 10, 16<<10 + 1, 32<<10 + 1, 256 << 10, 512<<10 + 3, 5 << 20, 64 << 20}

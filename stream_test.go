@@ -346,6 +346,7 @@ func TestCloseWhileWaitingForMemory(t *testing.T) {
 // Close says so when the peer, which sends but does not receive, has not taken
 // everything; and when Close says nothing the peer receives it all.
 func TestCloseTellsOfLoss(t *testing.T) {
+	t.Parallel() // it waits until nothing goes any more
 	for _, receives := range []bool{false, true} {
 		linger := time.Minute
 		if !receives {

@@ -106,6 +106,7 @@ func (s *system) stop(n *hdfspb.DatanodeInfoProto) {
 // A DataNode that dies at any step of a pipeline, whichever it is, costs no write and no
 // byte.
 func TestWritesOutliveDataNodes(t *testing.T) {
+	t.Parallel()
 	const blockSize = 1 << 20
 	content := randomBytes(2*blockSize + 300_000)
 	perBlock := blockSize/(64<<10) + 1 // packets, with the last
@@ -268,6 +269,7 @@ func TestWriteWithoutDataNodes(t *testing.T) {
 // The end of the context, Abort and the client's Close end a write at once, with the
 // bytes that were flushed kept.
 func TestWritesEnd(t *testing.T) {
+	t.Parallel()
 	s := startSystem(t, 2, 2)
 	for name, end := range map[string]func(c *Client, w *FileWriter, cancel func()){
 		"context": func(_ *Client, _ *FileWriter, cancel func()) { cancel() },

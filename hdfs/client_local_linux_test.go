@@ -95,6 +95,7 @@ func TestClientReadsByDescriptor(t *testing.T) {
 // What is appended to, cut or deleted is taken back, and what is read then is right, or
 // its end told. A file that is being written is read over connections.
 func TestDescriptorsAreTakenBack(t *testing.T) {
+	t.Parallel()
 	s := startSystem(t, 1, 1)
 	c := s.near()
 	data := randomBytes(300_000)

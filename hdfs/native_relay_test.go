@@ -87,6 +87,7 @@ func onFakes(t *testing.T, dataNodes int, memory, windows int64, disk vfs.FS) (n
 // for one window or two, all come to their end: a reservation that finds no room is refused
 // whole, and nobody waits for memory while he holds some.
 func TestRelaysInARingDoNotDeadlock(t *testing.T) {
+	t.Parallel()
 	for _, windows := range []int64{1, 2} {
 		t.Run(fmt.Sprint(windows), func(t *testing.T) {
 			const window = 512 << 10

@@ -81,6 +81,7 @@ func TestBothPathsAtOneBlock(t *testing.T) {
 // With no memory for windows at the DataNodes, writers back off and then take the legacy
 // protocol: nothing fails.
 func TestWindowsAreBounded(t *testing.T) {
+	t.Parallel()
 	s := startSystem(t, 2, 2)
 	c := s.own(verbena.TransportAuto, func(cfg *ClientConfig) { cfg.Window = native.MaxWindow })
 	content := randomBytes(100_000)

@@ -12,6 +12,7 @@ import (
 // as any other. DataNodes make checksums of their own for it, so that it has the one of a
 // file of the same bytes.
 func TestFilesWithoutChecksums(t *testing.T) {
+	t.Parallel()
 	s := startSystem(t, 3, 3)
 	for _, transport := range everyTransport() {
 		t.Run(transport, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 // A DataNode that says it restarts is waited for: a write to it alone goes on when it is back,
 // over HDFS's own protocol and the native one.
 func TestWritesWaitForADataNodeThatRestarts(t *testing.T) {
+	t.Parallel()
 	for _, transport := range []string{plain, verbena.TransportTCP, verbena.TransportAuto} {
 		t.Run(transport, func(t *testing.T) {
 			s := startSystem(t, 1, 1)

@@ -15,6 +15,7 @@ import (
 // Long ranges are read through rings, from any place to any other, by several readers at a
 // time, and come out as they were written.
 func TestRings(t *testing.T) {
+	t.Parallel()
 	for _, transport := range []string{"shm", "iwarp"} {
 		t.Run(transport, func(t *testing.T) {
 			s := startSystem(t, 1, 1)
@@ -115,6 +116,7 @@ func TestReadsWithoutRingsOverShm(t *testing.T) {
 // Bytes in a ring that do not match their checksums are found, and read elsewhere; a reader
 // that gives up in the middle leaves nothing behind.
 func TestRingsAreVerified(t *testing.T) {
+	t.Parallel()
 	for _, transport := range []string{"shm", "iwarp"} {
 		t.Run(transport, func(t *testing.T) { ringsAreVerified(t, transport) })
 	}

@@ -27,6 +27,7 @@ func warm(t *testing.T, c *Client, f *FileReader, content []byte, n uint64) {
 // Ranges that are read often are read one-sidedly, without the DataNode's service code, and
 // an append or a deletion takes them back.
 func TestWindows(t *testing.T) {
+	t.Parallel()
 	for _, transport := range []string{"shm", "iwarp"} {
 		t.Run(transport, func(t *testing.T) {
 			s := startSystem(t, 1, 1)
@@ -101,6 +102,7 @@ func TestWindows(t *testing.T) {
 
 // Several readers, appends and the end of a DataNode: each read is right.
 func TestWindowsBesideChanges(t *testing.T) {
+	t.Parallel()
 	s := startSystem(t, 2, 2)
 	content := randomBytes(3 << 20)
 	clients := []*Client{s.own("shm"), s.own("iwarp"), s.own("shm", func(cfg *ClientConfig) { cfg.NoWindows = true })}
