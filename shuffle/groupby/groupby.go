@@ -43,7 +43,7 @@ type Config struct {
 	Memory    int64
 	Temporary string
 	Files     *dataset.Files
-	// Progress is told how many bytes this process has read, of how many of all. It may be
+	// Progress is told how many bytes this process has read, of how many of all: CSV is read twice. It may be
 	// nil, and is called concurrently.
 	Progress func(read, total int64)
 
@@ -205,12 +205,12 @@ func (j *job) open(ctx context.Context) (err error) {
 // them in their file.
 func (j *job) findQuotes(ctx context.Context) error {
 	odd := make([][]bool, len(j.spans))
-	var g errgroup.Group
+	g, counting := errgroup.WithContext(ctx)
 	for thread, spans := range j.spans {
 		odd[thread] = make([]bool, len(spans))
 		g.Go(func() (err error) {
 			for i, s := range spans {
-				if odd[thread][i], err = oddQuotes(s); err != nil {
+				if odd[thread][i], err = oddQuotes(counting, s, j.tell); err != nil {
 					return err
 				}
 			}
@@ -366,6 +366,17 @@ func (s *sender) flush(t *table) error {
 	return nil
 }
 
+// tell says that so many bytes more have been read.
+func (j *job) tell(n int) {
+	if read := j.read.Add(int64(n)); j.cfg.Progress != nil {
+		total := j.inputs.Total
+		if j.cfg.Format == CSV { // whose quotes are counted before
+			total *= 2
+		}
+		j.cfg.Progress(min(read, total), total)
+	}
+}
+
 func (j *job) send(ctx context.Context, thread int) (err error) {
 	s := &sender{j: j, ctx: ctx, to: j.x.Sender(thread)}
 	t, err := newTable(j.cfg.table(), s.flush)
@@ -377,11 +388,7 @@ func (j *job) send(ctx context.Context, thread int) (err error) {
 		s.giveSample(t) // if it has failed before
 		err = errors.Join(err, t.close())
 	}()
-	r := &reader{cfg: &j.cfg, read: func(n int) {
-		if read := j.read.Add(int64(n)); j.cfg.Progress != nil {
-			j.cfg.Progress(min(read, j.inputs.Total), j.inputs.Total)
-		}
-	}}
+	r := &reader{cfg: &j.cfg, read: j.tell}
 	var counted int64
 	r.take = func(key, value []byte) error {
 		v, err := j.cfg.value(value)

@@ -3,11 +3,13 @@ package groupby
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"math/big"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -411,7 +414,7 @@ func FuzzCSV(f *testing.F) {
 					got = append(got, string(key))
 					return nil
 				}
-				odd, err := oddQuotes(span)
+				odd, err := oddQuotes(t.Context(), span, func(int) {})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -464,6 +467,85 @@ func TestInputIsWritten(t *testing.T) {
 	}})
 	if err == nil || got != "" { // a reader may have found it shorter, before
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestLargeSums has sums that leave 64 bits, of new keys and of keys that the table has: few of them lie on the heap at a time, and
+// none is lost.
+func TestLargeSums(t *testing.T) {
+	const keys, rounds = mostLarge * 3 / 2, 100
+	most := 0
+	var total decimal
+	table, err := newTable(16<<20, func(t *table) error {
+		most = max(most, len(t.large))
+		for _, s := range t.all() {
+			total = total.plus(s.sum)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	value, err := parseDecimal([]byte("987654321098765.43")) // 17 digits: the sum of 94 has more than 63 bits
+	if err != nil {
+		t.Fatal(err)
+	}
+	var key []byte
+	for range rounds {
+		for k := range keys {
+			key = binary.BigEndian.AppendUint32(key[:0], uint32(k))
+			if err := table.add(key, state{count: 1, sum: value}); err != nil {
+				t.Fatal(err)
+			}
+			most = max(most, len(table.large))
+		}
+	}
+	if err := table.empty(); err != nil {
+		t.Fatal(err)
+	}
+	if want := new(big.Int).Mul(big.NewInt(value.units), big.NewInt(keys*rounds)); total.integer().Cmp(want) != 0 || most != mostLarge {
+		t.Errorf("%d large sums at a time; the sum is %v, want %v", most, total.integer(), want)
+	}
+}
+
+// TestQuotesAreCountedUntilTheEnd has the job end while quotes are counted, and while the end of a quote is looked for that goes on
+// behind a span.
+func TestQuotesAreCountedUntilTheEnd(t *testing.T) {
+	gone := errors.New("gone")
+	in, err := (&dataset.Files{}).Open(t.Context(), write(t, "k\n\""+strings.Repeat("x", 3*bufferSize)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	ctx, end := context.WithCancelCause(t.Context())
+	read := 0
+	_, err = oddQuotes(ctx, dataset.Span{Input: in, To: in.Size()}, func(n int) {
+		read += n
+		end(gone)
+	})
+	if !errors.Is(err, gone) || read != bufferSize {
+		t.Errorf("%v after %d bytes", err, read)
+	}
+	if _, err := recordStart(ctx, in, 5, true); !errors.Is(err, gone) {
+		t.Error(err)
+	}
+}
+
+// TestProgress tells of all that is read, of CSV twice.
+func TestProgress(t *testing.T) {
+	for format, times := range map[Format]int64{CSV: 2, TSV: 1} {
+		text := "k\n" + strings.Repeat("a key\n", 10_000)
+		var last, of atomic.Int64
+		_, _, err := run(t, 1, 1, Config{Format: format, Key: "k", Inputs: []string{write(t, text)}, Progress: func(read, total int64) {
+			if read < last.Swap(read) {
+				t.Errorf("%s: it goes back to %d", format, read)
+			}
+			of.Store(total)
+		}})
+		if want := times * int64(len(text)); err != nil || last.Load() != want || of.Load() != want {
+			t.Errorf("%s: %v; %d of %d bytes, want %d", format, err, last.Load(), of.Load(), want)
+		}
 	}
 }
 

@@ -262,12 +262,12 @@ func (r *reader) csv(ctx context.Context, s dataset.Span, start int64, q quotes)
 	if err != nil {
 		return err
 	}
-	begin, err := recordStart(s.Input, s.From, q.before)
+	begin, err := recordStart(ctx, s.Input, s.From, q.before)
 	if err != nil {
 		return err
 	}
 	begin = max(begin, start)
-	end, err := recordStart(s.Input, s.To, q.after)
+	end, err := recordStart(ctx, s.Input, s.To, q.after)
 	if err != nil {
 		return err
 	}
@@ -316,7 +316,7 @@ func (r *reader) csv(ctx context.Context, s dataset.Span, start int64, q quotes)
 
 // recordStart is where the first record begins from a place on, which is within quotes or
 // not: behind a newline that is not.
-func recordStart(file *dataset.Input, at int64, quoted bool) (int64, error) {
+func recordStart(ctx context.Context, file *dataset.Input, at int64, quoted bool) (int64, error) {
 	if at == 0 || at == file.Size() {
 		return at, nil
 	}
@@ -325,7 +325,10 @@ func recordStart(file *dataset.Input, at int64, quoted bool) (int64, error) {
 	if err != nil || before == '\n' && !quoted {
 		return at, err
 	}
-	for {
+	for n := 1; ; n++ {
+		if n%bufferSize == 0 && ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
 		b, err := in.ReadByte()
 		if errors.Is(err, io.EOF) {
 			return file.Size(), nil
@@ -344,12 +347,16 @@ func recordStart(file *dataset.Input, at int64, quoted bool) (int64, error) {
 }
 
 // oddQuotes tells whether a span has an odd number of quotes: then what follows it is within
-// quotes if the span does not begin within some, and the other way round.
-func oddQuotes(s dataset.Span) (odd bool, err error) {
+// quotes if the span does not begin within some, and the other way round. read gets bytes that have been read.
+func oddQuotes(ctx context.Context, s dataset.Span, read func(n int)) (odd bool, err error) {
 	in := io.NewSectionReader(s.Input, s.From, s.To-s.From)
 	buffer := make([]byte, bufferSize)
 	for {
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
 		n, err := in.Read(buffer)
+		read(n)
 		odd = odd != (bytes.Count(buffer[:n], []byte{'"'})%2 == 1)
 		if errors.Is(err, io.EOF) {
 			return odd, nil

@@ -49,8 +49,8 @@ type table struct {
 	large  []*big.Int // sums that are too large for a group
 	seed   maphash.Seed
 	mapped []byte
-	// full is called when there is no room for a further key, and the table is cleared
-	// afterwards.
+	// full is called when there is no room for a further key, or when mostLarge sums lie on the heap, and the table is
+	// cleared afterwards.
 	full func(*table) error
 }
 
@@ -132,18 +132,17 @@ func (t *table) add(key []byte, s state) error {
 			sum := t.state(g)
 			sum.add(s)
 			t.set(g, sum)
-			return nil
+			return t.boundLarge()
 		}
 	}
 	size := (groupSize + len(key) + groupAlign - 1) / groupAlign * groupAlign
-	if t.used+size > len(t.memory) || t.groups >= len(t.slots)/8*7 || len(t.large) >= mostLarge {
+	if t.used+size > len(t.memory) || t.groups >= len(t.slots)/8*7 {
 		if t.groups == 0 {
 			return fmt.Errorf("a key of %d bytes does not fit into the memory: raise --memory", len(key))
 		}
-		if err := t.full(t); err != nil {
+		if err := t.empty(); err != nil {
 			return err
 		}
-		t.clear()
 		return t.add(key, s)
 	}
 	slot := uint32(t.used/groupAlign) + 1
@@ -154,12 +153,25 @@ func (t *table) add(key []byte, s state) error {
 	t.slots[i] = slot
 	t.used += size
 	t.groups++
-	return nil
+	return t.boundLarge()
 }
 
-func (t *table) clear() {
+// boundLarge empties the table when it has as many large sums as it may, of new keys or of those that it had.
+func (t *table) boundLarge() error {
+	if len(t.large) < mostLarge {
+		return nil
+	}
+	return t.empty()
+}
+
+// empty hands on what is known of all keys, and forgets them.
+func (t *table) empty() error {
+	if err := t.full(t); err != nil {
+		return err
+	}
 	clear(t.slots)
 	t.used, t.groups, t.large = 0, 0, nil
+	return nil
 }
 
 // all are the keys and what is known of them. Keys are valid until the next add.
