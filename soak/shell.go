@@ -47,7 +47,7 @@ org.apache.hadoop:hadoop-client, or its jars in --classpath.`,
 var shellSource []byte
 
 // performer performs one command on the file system at an address.
-type performer func(args []string) (transcript.Answer, error)
+type performer func(transcript.Call) (transcript.Answer, error)
 
 func shell(ctx context.Context, c *common, dir, classpath string, record bool) error {
 	text, err := os.ReadFile(shellTranscript)
@@ -81,9 +81,10 @@ func shell(ctx context.Context, c *common, dir, classpath string, record bool) e
 		}
 	}
 	ours, err := performAll(ctx, c, filepath.Join(dir, "verbena"), steps, func(_, address string) (performer, func() error, error) {
-		return func(args []string) (transcript.Answer, error) {
-			cmd := exec.CommandContext(ctx, c.binary, append([]string{"fs", "--namenode", address}, args...)...)
-			cmd.Env = append(os.Environ(), "HADOOP_USER_NAME=root")
+		return func(call transcript.Call) (transcript.Answer, error) {
+			args := append([]string{"fs", "--namenode", address}, generic(call)...)
+			cmd := exec.CommandContext(ctx, c.binary, append(args, call.Args...)...)
+			cmd.Env = append(os.Environ(), "HADOOP_USER_NAME="+call.User)
 			return answerOf(cmd)
 		}, func() error { return nil }, nil
 	})
@@ -141,6 +142,14 @@ func performAll(ctx context.Context, c *common, dir string, steps []transcript.S
 	return answers, nil
 }
 
+// generic are the options for a command's properties, which both programs have in front of it.
+func generic(call transcript.Call) (options []string) {
+	for _, p := range call.Properties {
+		options = append(options, "-D", p)
+	}
+	return options
+}
+
 // answerOf runs a command, which may fail.
 func answerOf(cmd *exec.Cmd) (a transcript.Answer, err error) {
 	var out, said strings.Builder
@@ -173,11 +182,12 @@ func startShell(ctx context.Context, dir, classpath, address string) (performer,
 	if err := java.Start(); err != nil {
 		return nil, nil, fmt.Errorf("java: %w", err)
 	}
-	perform := func(args []string) (a transcript.Answer, err error) {
-		fmt.Fprintln(progress, "FsShell", args)
-		args = append([]string{"-" + args[0]}, args[1:]...)
+	perform := func(call transcript.Call) (a transcript.Answer, err error) {
+		fmt.Fprintln(progress, "FsShell", call.Args)
+		args := append(generic(call), "-"+call.Args[0])
+		args = append(args, call.Args[1:]...)
 		b := binary.BigEndian.AppendUint32(nil, uint32(len(args)))
-		for _, arg := range args {
+		for _, arg := range append([]string{call.User}, args...) {
 			b = append(binary.BigEndian.AppendUint32(b, uint32(len(arg))), arg...)
 		}
 		if _, err := in.Write(b); err != nil {

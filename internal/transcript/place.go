@@ -32,14 +32,35 @@ type Place struct {
 var (
 	dates   = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?`)
 	millis  = regexp.MustCompile(`\b1\d{12}\b`)
+	aside   = regexp.MustCompile(`\.Trash/\d{12}`)
 	numbers = regexp.MustCompile(`[0-9.]+( [KMGTP])?`)
 	blanks  = regexp.MustCompile(` {2,}`)
 )
 
+// A Call is a command, who performs it and with which of Hadoop's properties.
+type Call struct {
+	User       string
+	Properties []string // NAME=VALUE
+	Args       []string
+}
+
+// call divides the words of a step, which may begin with "as USER", and with -D NAME=VALUE
+// behind that. Without a user it is root.
+func call(words []string) Call {
+	c := Call{User: "root", Args: words}
+	if len(c.Args) > 2 && c.Args[0] == "as" {
+		c.User, c.Args = c.Args[1], c.Args[2:]
+	}
+	for len(c.Args) > 2 && c.Args[0] == "-D" {
+		c.Properties, c.Args = append(c.Properties, c.Args[1]), c.Args[2:]
+	}
+	return c
+}
+
 // Perform performs a command and returns its answer without what differs from run to run.
 // The command "local FILE" shows a local file. The way in which a command is used, behind an
 // error, is left out.
-func (p Place) Perform(args []string, perform func(args []string) (Answer, error)) (a Answer, err error) {
+func (p Place) Perform(args []string, perform func(Call) (Answer, error)) (a Answer, err error) {
 	words := make([]string, len(args))
 	for i, arg := range args {
 		words[i] = strings.NewReplacer("LOCAL", p.Local, "NN", p.NameNode).Replace(arg)
@@ -51,10 +72,11 @@ func (p Place) Perform(args []string, perform func(args []string) (Answer, error
 		content, err := os.ReadFile(words[1])
 		return Answer{Out: string(content)}, err
 	}
-	if a, err = perform(words); err != nil {
-		return a, fmt.Errorf("%s: %w", args[0], err)
+	c := call(words)
+	if a, err = perform(c); err != nil {
+		return a, fmt.Errorf("%s: %w", c.Args[0], err)
 	}
-	a.Out, a.Err = p.steady(words[0], a.Out), p.steady(words[0], a.Err)
+	a.Out, a.Err = p.steady(c.Args[0], a.Out), p.steady(c.Args[0], a.Err)
 	return a, nil
 }
 
@@ -63,6 +85,7 @@ func (p Place) steady(command, text string) string {
 	if at := strings.Index(text, "\nUsage: "); at >= 0 {
 		text = text[:at+1] // and what all commands are
 	}
+	text = aside.ReplaceAllString(text, ".Trash/CHECKPOINT")
 	text = millis.ReplaceAllString(dates.ReplaceAllString(text, "DATE"), "MILLIS")
 	if command == "df" {
 		text = blanks.ReplaceAllString(numbers.ReplaceAllString(text, "NUMBER"), " ")

@@ -7,6 +7,7 @@
 //	! a line of standard error
 //	exit 1
 //	~ why the program answers otherwise, on purpose
+//	$ as ada -D fs.trash.interval=60 rm /dir/file
 //
 // A line of output that ends without a newline begins with "|." or "!." in place of "| " or
 // "! ". An exit code of 0 is left out.

@@ -2,6 +2,7 @@ package transcript
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -20,6 +21,22 @@ func TestParse(t *testing.T) {
 	for _, bad := range []string{"| out", "$ a\nexit x", "$ a 'b", "$ a\n?"} {
 		if _, err := Parse(bad); err == nil {
 			t.Errorf("%q is read", bad)
+		}
+	}
+}
+
+// A command is performed as who is named, with the properties in front of it.
+func TestCalls(t *testing.T) {
+	for text, want := range map[string]Call{
+		"ls -R /":                      {User: "root", Args: []string{"ls", "-R", "/"}},
+		"as ada ls":                    {User: "ada", Args: []string{"ls"}},
+		"-D a=1 ls -D":                 {User: "root", Properties: []string{"a=1"}, Args: []string{"ls", "-D"}},
+		"as ada -D a=1 -D b=2 ls /a b": {User: "ada", Properties: []string{"a=1", "b=2"}, Args: []string{"ls", "/a", "b"}},
+	} {
+		var got Call
+		_, err := Place{}.Perform(strings.Fields(text), func(c Call) (Answer, error) { got = c; return Answer{}, nil })
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}
 }

@@ -3,12 +3,14 @@ import java.io.DataInputStream;
 import java.io.DataOutputStream;
 import java.io.EOFException;
 import java.io.PrintStream;
+import java.security.PrivilegedExceptionAction;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FsShell;
+import org.apache.hadoop.security.UserGroupInformation;
 import org.apache.hadoop.util.ToolRunner;
 
 // Shell runs commands of Hadoop's FsShell, one after the other, in one JVM. It reads a number of
-// arguments and the arguments from standard input, and answers with the exit code, what went to
+// arguments, the user and the arguments from standard input, and answers with the exit code, what went to
 // standard output and what went to standard error: numbers of 4 bytes, big-endian, each string
 // behind its length.
 //
@@ -26,11 +28,10 @@ public class Shell {
       } catch (EOFException e) {
         return;
       }
+      UserGroupInformation user = UserGroupInformation.createRemoteUser(text(in));
       String[] words = new String[n];
       for (int i = 0; i < n; i++) {
-        byte[] word = new byte[in.readInt()];
-        in.readFully(word);
-        words[i] = new String(word, "UTF-8");
+        words[i] = text(in);
       }
       ByteArrayOutputStream out = new ByteArrayOutputStream(), err = new ByteArrayOutputStream();
       PrintStream o = System.out, e = System.err;
@@ -38,10 +39,13 @@ public class Shell {
       System.setErr(new PrintStream(err, true, "UTF-8"));
       int code;
       try {
-        FsShell shell = new FsShell(new Configuration(conf));
-        shell.getConf().setQuietMode(true);
-        code = ToolRunner.run(shell, words);
-        shell.close();
+        code = user.doAs((PrivilegedExceptionAction<Integer>) () -> {
+          FsShell shell = new FsShell(new Configuration(conf));
+          shell.getConf().setQuietMode(true);
+          int status = ToolRunner.run(shell, words);
+          shell.close();
+          return status;
+        });
       } finally {
         System.out.flush();
         System.err.flush();
@@ -55,5 +59,11 @@ public class Shell {
       }
       answers.flush();
     }
+  }
+
+  private static String text(DataInputStream in) throws Exception {
+    byte[] word = new byte[in.readInt()];
+    in.readFully(word);
+    return new String(word, "UTF-8");
   }
 }

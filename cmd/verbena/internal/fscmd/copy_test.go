@@ -13,7 +13,7 @@ func TestUmaskIsHeeded(t *testing.T) {
 	s.must("mkdir", "/from")
 	s.must("touchz", "/from/file")
 	for umask, want := range map[uint32][2]string{0: {"777", "666"}, 0o002: {"775", "664"}, 0o077: {"700", "600"}} {
-		s.umask = &umask
+		s.properties = []string{fmt.Sprintf("fs.permissions.umask-mode=%03o", umask)}
 		at := fmt.Sprintf("/%03o", umask)
 		s.must("mkdir", at)
 		s.must("mkdir", "-p", at+"/a/b")

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/transcript"
 )
@@ -30,7 +31,9 @@ func TestAnswersAreHadoops(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range steps {
-		got, err := place.Perform(s.Args, func(args []string) (transcript.Answer, error) { return shell.perform("", args...), nil })
+		got, err := place.Perform(s.Args, func(c transcript.Call) (transcript.Answer, error) {
+			return shell.as(c.User, c.Properties...).perform("", c.Args...), nil
+		})
 		if err != nil {
 			t.Errorf("%s: %v", s.Command(), err)
 			continue
@@ -49,9 +52,15 @@ func TestAnswersAreHadoops(t *testing.T) {
 
 // A shell is the commands on a file system of their own, whose superuser is root.
 type shell struct {
-	t        *testing.T
-	nameNode string
-	umask    *uint32 // nil: the client's
+	t          *testing.T
+	nameNode   string
+	user       string
+	properties []string // of Hadoop, NAME=VALUE
+}
+
+// as is the shell of somebody, who says -D.
+func (s *shell) as(user string, properties ...string) *shell {
+	return &shell{s.t, s.nameNode, user, properties}
 }
 
 func startShell(t *testing.T) *shell {
@@ -66,11 +75,20 @@ func startShell(t *testing.T) *shell {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cluster.Close() })
-	return &shell{t: t, nameNode: cluster.NameNode.Addr()}
+	return &shell{t: t, nameNode: cluster.NameNode.Addr(), user: "root"}
 }
 
 func (s *shell) connect(context.Context) (*hdfs.Client, error) {
-	return hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{s.nameNode}, User: "root", Umask: s.umask})
+	cfg := hdfs.ClientConfig{NameNodes: []string{s.nameNode}, User: s.user}
+	properties := &conf.Properties{}
+	for _, each := range s.properties {
+		name, value, _ := strings.Cut(each, "=")
+		properties.Set(name, value, "-D")
+	}
+	if err := cfg.Take(properties); err != nil {
+		return nil, err
+	}
+	return hdfs.NewClient(cfg)
 }
 
 // perform performs a command that reads in.
