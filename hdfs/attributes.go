@@ -2,13 +2,10 @@ package hdfs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math"
-	"path"
 	"strings"
-	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 )
@@ -300,91 +297,4 @@ func (c *Client) StoragePolicy(ctx context.Context, name string) (string, error)
 	var resp hdfspb.GetStoragePolicyResponseProto
 	err := c.call(ctx, "getpolicy", name, "getStoragePolicy", &hdfspb.GetStoragePolicyRequestProto{Path: &name}, &resp)
 	return resp.GetStoragePolicy().GetName(), err
-}
-
-// ErrNoTrash says that the cluster and the client keep no trash.
-var ErrNoTrash = errors.New("no trash is kept: fs.trash.interval is 0 here and at the NameNode")
-
-// MoveToTrash moves a file or directory to the user's trash (/user/NAME/.Trash/Current),
-// under its own path there, and returns where it is. What is in the trash already can't
-// be moved there. The NameNode, or Hadoop's shell, empties the trash in time.
-func (c *Client) MoveToTrash(ctx context.Context, name string) (string, error) {
-	name = c.Abs(name)
-	interval, err := c.trashInterval(ctx)
-	if err != nil {
-		return "", err
-	}
-	if interval == 0 {
-		return "", c.fail("trash", name, ErrNoTrash)
-	}
-	if _, err := c.Stat(ctx, name); err != nil {
-		return "", err
-	}
-	root := path.Join(c.Home(), ".Trash")
-	switch {
-	case name == root || strings.HasPrefix(name, root+"/"):
-		return "", c.fail("trash", name, errors.New("it is in the trash already"))
-	case strings.HasPrefix(root+"/", strings.TrimSuffix(name, "/")+"/"):
-		return "", c.fail("trash", name, errors.New("the trash is in it"))
-	}
-	to := path.Join(root, "Current", name)
-	if err := c.MkdirAll(ctx, path.Dir(to), 0o700); err != nil {
-		return "", err
-	}
-	if _, err := c.Stat(ctx, to); err == nil {
-		to = fmt.Sprintf("%s%d", to, time.Now().UnixMilli()) // as Hadoop
-	}
-	return to, c.Rename(ctx, name, to, false)
-}
-
-// checkpoints are how trash that was set aside is named: by when, in local time.
-const checkpoints = "060102150405"
-
-// ExpungeTrash sets aside what is in the user's trash, under the time of now, and removes
-// what was set aside longer ago than trash is kept; immediately removes all of it. The
-// NameNode does the same by itself.
-func (c *Client) ExpungeTrash(ctx context.Context, immediately bool) error {
-	root := path.Join(c.Home(), ".Trash")
-	if immediately {
-		err := c.RemoveAll(ctx, root)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		return err
-	}
-	interval, err := c.trashInterval(ctx)
-	if err != nil {
-		return err
-	}
-	if interval == 0 {
-		return c.fail("expunge", root, ErrNoTrash)
-	}
-	now := time.Now()
-	err = c.Rename(ctx, root+"/Current", root+"/"+now.Format(checkpoints), false)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	entries, err := c.ReadDir(ctx, root)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, e := range entries {
-		when, perr := time.ParseInLocation(checkpoints, e.Name(), time.Local)
-		if perr == nil && now.Sub(when) > interval { // what has another name is no checkpoint
-			err = errors.Join(err, c.RemoveAll(ctx, path.Join(root, e.Name())))
-		}
-	}
-	return err
-}
-
-// trashInterval is how long trash is kept; 0: there is none.
-func (c *Client) trashInterval(ctx context.Context) (time.Duration, error) {
-	if c.cfg.TrashInterval != 0 {
-		return c.cfg.TrashInterval, nil
-	}
-	d, err := c.ServerDefaults(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return d.TrashInterval, nil
 }

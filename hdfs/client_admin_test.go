@@ -1,13 +1,17 @@
 package hdfs
 
 import (
+	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"path"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/trash"
 )
 
 // Trash is where Hadoop's shell puts it, under a path of its own; nothing goes there
@@ -21,8 +25,18 @@ func TestTrash(t *testing.T) {
 	if _, err := c.MoveToTrash(t.Context(), "/data/file"); !errors.Is(err, ErrNoTrash) {
 		t.Errorf("without a trash: %v", err)
 	}
-	if err := c.ExpungeTrash(t.Context(), false); !errors.Is(err, ErrNoTrash) {
-		t.Errorf("expunge without a trash: %v", err)
+	home := "/user/" + c.User()
+	if err := c.MkdirAll(t.Context(), home+"/.Trash/200102030405/x", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ExpungeTrash(t.Context(), false); err != nil {
+		t.Errorf("expunge where no trash is kept: %v", err)
+	}
+	if entries, err := c.ReadDir(t.Context(), home+"/.Trash"); err != nil || len(entries) > 0 {
+		t.Errorf("what was set aside is there, though no trash is kept: %v, %v", entries, err)
+	}
+	if err := c.RemoveAll(t.Context(), home); err != nil {
+		t.Fatal(err)
 	}
 	c = s.own(plain, func(cfg *ClientConfig) { cfg.TrashInterval = time.Hour })
 	if err := errors.Join(c.ExpungeTrash(t.Context(), false), c.ExpungeTrash(t.Context(), true)); err != nil {
@@ -49,14 +63,16 @@ func TestTrash(t *testing.T) {
 	for _, name := range []string{to, root, "/user/" + c.User(), "/user", "/"} {
 		if to, err := c.MoveToTrash(t.Context(), name); err == nil {
 			t.Errorf("%s went to %s", name, to)
+		} else if in := strings.HasPrefix(name, root); errors.Is(err, ErrInTrash) != in {
+			t.Errorf("%s is in the trash: %v", name, err)
 		}
 	}
 	if _, err := c.MoveToTrash(t.Context(), "/none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
 
-	old := root + "/" + time.Now().Add(-2*time.Hour).Format(checkpoints)
-	young := root + "/" + time.Now().Add(-time.Minute).Format(checkpoints)
+	old := root + "/" + trash.Checkpoint(time.Now().Add(-2*time.Hour), 1)
+	young := root + "/" + trash.Checkpoint(time.Now().Add(-time.Minute), 1)
 	for _, dir := range []string{old, young, root + "/mine"} {
 		if err := c.MkdirAll(t.Context(), dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -78,12 +94,86 @@ func TestTrash(t *testing.T) {
 			expect(t, c, at+"/data/file", []byte("kept"))
 		}
 	}
+	if err := c.MkdirAll(t.Context(), root+"/Current/more", 0o700); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.ExpungeTrash(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Stat(t.Context(), root); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v", err)
+	if entries, err := c.ReadDir(t.Context(), root); err != nil || len(entries) != 1 || entries[0].Name() != "mine" {
+		t.Errorf("%v, %v", entries, err)
 	}
+}
+
+// What is in the way of a removal to the trash it steps around: files where directories should
+// be, and checkpoints that are made meanwhile. Those of one second have names of their own.
+func TestTrashStepsAround(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	c := s.own(plain, func(cfg *ClientConfig) { cfg.TrashInterval = time.Hour })
+	current := path.Join(c.trashRoot(), trash.Current)
+	write := func(name string) {
+		t.Helper()
+		if err := c.WriteFile(t.Context(), name, []byte(name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move := func(name string) string {
+		t.Helper()
+		write(name)
+		to, err := c.MoveToTrash(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, c, to, []byte(name))
+		return to
+	}
+	move("/a/b")
+	if err := c.RemoveAll(t.Context(), "/a"); err != nil {
+		t.Fatal(err)
+	}
+	if to := move("/a/b/c"); !strings.HasPrefix(to, current+"/a/b1") || path.Base(to) != "c" {
+		t.Errorf("beside the file b it is at %s", to)
+	}
+	now := time.Now()
+	busy := &checkpointing{Client: c, now: now}
+	for i := range 3 {
+		write("/x/y")
+		busy.times = 1
+		to, err := moveToTrash(t.Context(), busy, "/x/y", current+"/x/y")
+		if err != nil || to != current+"/x/y" {
+			t.Fatalf("%d: %s, %v", i, to, err)
+		}
+		expect(t, c, to, []byte("/x/y"))
+	}
+	for attempt := range 3 {
+		if _, err := c.Stat(t.Context(), path.Join(c.trashRoot(), trash.Checkpoint(now, attempt))); err != nil {
+			t.Errorf("checkpoint %d of a second: %v", attempt, err)
+		}
+	}
+	// A trash that always goes away is no reason to try for ever.
+	write("/x/y")
+	busy.times = math.MaxInt
+	if to, err := moveToTrash(t.Context(), busy, "/x/y", current+"/x/y"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s, %v", to, err)
+	}
+	expect(t, c, "/x/y", []byte("/x/y"))
+}
+
+// checkpointing makes a checkpoint before the next renames.
+type checkpointing struct {
+	*Client
+	now   time.Time
+	times int
+}
+
+func (c *checkpointing) renameToTrash(ctx context.Context, from, to string) error {
+	if c.times > 0 {
+		c.times--
+		if err := c.setTrashAside(ctx, c.now); err != nil {
+			return err
+		}
+	}
+	return c.Client.renameToTrash(ctx, from, to)
 }
 
 // Quotas are set, shown, kept by writers, and taken away.

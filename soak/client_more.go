@@ -311,8 +311,11 @@ func (t *apacheTrial) trash(ctx context.Context) error {
 	if err := t.client.ExpungeTrash(ctx, true); err != nil {
 		return err
 	}
-	if _, err := t.client.Stat(ctx, root); !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the trash is not empty: %w", err)
+	if entries, err = t.client.ReadDir(ctx, root); err != nil {
+		return err
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("after the trash was emptied, it has %+v", entries)
 	}
 	return nil
 }

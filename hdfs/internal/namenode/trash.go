@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -12,20 +11,13 @@ import (
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/trash"
 )
 
 // Clients move what they delete to /user/NAME/.Trash/Current if they are told a trash
 // interval. As HDFS's TrashPolicyDefault the NameNode names that directory after the time
 // at each checkpoint, and deletes the ones that are older than the interval.
-const (
-	trashName    = ".Trash"
-	trashCurrent = "Current"
-	homes        = "/user"
-	// A checkpoint's name is the local time, to the second; Hadoop 1's was to the minute.
-	trashCheckpoint    = "060102150405"
-	trashOldCheckpoint = "0601021504"
-	maxCheckpointNames = 1000
-)
+const homes = "/user"
 
 // checkTrash empties all trash when a checkpoint is due: when the time is a multiple of the
 // interval, as in HDFS.
@@ -49,64 +41,51 @@ func (nn *NameNode) checkTrash(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		trash := homes + "/" + home + "/" + trashName
-		if err := nn.emptyTrash(ctx, trash, now); err != nil {
-			nn.log.Warn("namenode: empty the trash", "of", trash, "err", err)
+		of := homes + "/" + home + "/" + trash.Name
+		if err := nn.emptyTrash(ctx, of, now); err != nil {
+			nn.log.Warn("namenode: empty the trash", "of", of, "err", err)
 		}
 	}
 }
 
 // emptyTrash deletes what is too old of one user's trash, and makes a checkpoint of the
 // rest.
-func (nn *NameNode) emptyTrash(ctx context.Context, trash string, now time.Time) error {
+func (nn *NameNode) emptyTrash(ctx context.Context, of string, now time.Time) error {
 	current := false
-	for _, name := range nn.children(trash) {
-		if name == trashCurrent {
+	for _, name := range nn.children(of) {
+		if name == trash.Current {
 			current = true
 			continue
 		}
-		at, ok := checkpointTime(name)
+		at, ok := trash.Time(name)
 		if !ok {
-			nn.log.Warn("namenode: what is this in the trash? it stays", "path", trash+"/"+name)
+			nn.log.Warn("namenode: what is this in the trash? it stays", "path", of+"/"+name)
 			continue
 		}
 		if now.Sub(at) <= nn.cfg.TrashInterval {
 			continue
 		}
-		if _, err := nn.change(ctx, &call{}, false, &nspb.Entry{Op: &nspb.Entry_Delete{Delete: &nspb.Delete{Path: proto.String(trash + "/" + name), Recursive: proto.Bool(true)}}}); err != nil {
+		if _, err := nn.change(ctx, &call{}, false, &nspb.Entry{Op: &nspb.Entry_Delete{Delete: &nspb.Delete{Path: proto.String(of + "/" + name), Recursive: proto.Bool(true)}}}); err != nil {
 			return err
 		}
-		nn.log.Info("namenode: trash deleted", "path", trash+"/"+name)
+		nn.log.Info("namenode: trash deleted", "path", of+"/"+name)
 	}
 	if !current {
 		return nil
 	}
-	base := trash + "/" + now.Format(trashCheckpoint)
-	to := base
-	for attempt := 1; ; attempt++ {
+	for attempt := 0; ; attempt++ {
+		to := of + "/" + trash.Checkpoint(now, attempt)
 		_, err := nn.change(ctx, &call{}, false, &nspb.Entry{Op: &nspb.Entry_Rename{Rename: &nspb.Rename{
-			From: proto.String(trash + "/" + trashCurrent), To: &to, Strict: proto.Bool(true),
+			From: proto.String(of + "/" + trash.Current), To: &to, Strict: proto.Bool(true),
 		}}})
 		var refused *exception.Error
 		if !errors.As(err, &refused) || refused.Class != exception.FileAlreadyExists {
 			return err
 		}
-		if attempt > maxCheckpointNames {
+		if attempt == trash.MostCheckpoints {
 			return fmt.Errorf("there is no name left for a checkpoint: %w", err)
 		}
-		to = fmt.Sprintf("%s-%d", base, attempt)
 	}
-}
-
-// checkpointTime reads the time off a checkpoint's name, which may end in -1, -2, ...
-func checkpointTime(name string) (time.Time, bool) {
-	name, _, _ = strings.Cut(name, "-")
-	for _, layout := range []string{trashCheckpoint, trashOldCheckpoint} {
-		if at, err := time.ParseInLocation(layout, name, time.Local); err == nil {
-			return at, true
-		}
-	}
-	return time.Time{}, false
 }
 
 // children are the names in a directory, none if it is not there.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/trash"
 )
 
 // What is in the trash becomes a checkpoint, and goes when it is older than the interval.
@@ -20,38 +21,38 @@ func TestTrash(t *testing.T) {
 	if got != 60 {
 		t.Errorf("clients are told a trash interval of %d minutes", got)
 	}
-	const trash = "/user/alice/.Trash"
-	for _, d := range []string{trash + "/Current/d", trash + "/mine", trash + "/7001010000", "/user/bob", "/user/carol/.Trash/Current"} {
+	const of = "/user/alice/.Trash"
+	for _, d := range []string{of + "/Current/d", of + "/mine", of + "/7001010000", "/user/bob", "/user/carol/.Trash/Current"} {
 		r.mkdirs("root", d)
 	}
 	r.clock.advance(20 * time.Minute)
 	r.check()
-	names := r.nn.children(trash)
-	if len(names) != 2 || slices.Contains(names, trashCurrent) || slices.Contains(names, "7001010000") {
+	names := r.nn.children(of)
+	if len(names) != 2 || slices.Contains(names, trash.Current) || slices.Contains(names, "7001010000") {
 		t.Fatalf("after a checkpoint: %q", names)
 	}
 	first := names[0]
-	if at, ok := checkpointTime(first); !ok || r.clock.now().Sub(at) >= time.Second {
+	if at, ok := trash.Time(first); !ok || r.clock.now().Sub(at) >= time.Second {
 		t.Errorf("the checkpoint is named %s at %v", first, r.clock.now())
 	}
 	if names := r.nn.children("/user/carol/.Trash"); len(names) != 1 || names[0] != first {
 		t.Errorf("carol's trash: %q", names)
 	}
-	r.mkdirs("root", trash+"/Current/again")
+	r.mkdirs("root", of+"/Current/again")
 	r.check() // not due yet
-	if !slices.Contains(r.nn.children(trash), trashCurrent) {
-		t.Errorf("a checkpoint before its time: %q", r.nn.children(trash))
+	if !slices.Contains(r.nn.children(of), trash.Current) {
+		t.Errorf("a checkpoint before its time: %q", r.nn.children(of))
 	}
 	for range 3 {
 		r.clock.advance(20 * time.Minute)
 		r.check()
 	}
-	if names := r.nn.children(trash); !slices.Contains(names, first) {
+	if names := r.nn.children(of); !slices.Contains(names, first) {
 		t.Errorf("after an hour, not more: %q", names)
 	}
 	r.clock.advance(20 * time.Minute)
 	r.check()
-	if names := r.nn.children(trash); slices.Contains(names, first) || len(names) != 2 || !slices.Contains(names, "mine") {
+	if names := r.nn.children(of); slices.Contains(names, first) || len(names) != 2 || !slices.Contains(names, "mine") {
 		t.Errorf("after more than an hour: %q", names)
 	}
 }
@@ -59,20 +60,20 @@ func TestTrash(t *testing.T) {
 // A checkpoint whose name is taken gets another one.
 func TestTrashOfOneSecond(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.TrashInterval = time.Hour })
-	const trash = "/user/alice/.Trash"
+	const of = "/user/alice/.Trash"
 	now := r.clock.now()
 	for range 3 {
-		r.mkdirs("root", trash+"/Current/d")
-		if err := r.nn.emptyTrash(t.Context(), trash, now); err != nil {
+		r.mkdirs("root", of+"/Current/d")
+		if err := r.nn.emptyTrash(t.Context(), of, now); err != nil {
 			t.Fatal(err)
 		}
 	}
-	name := now.Format(trashCheckpoint)
-	if got := r.nn.children(trash); !slices.Equal(got, []string{name, name + "-1", name + "-2"}) {
+	name := trash.Checkpoint(now, 0)
+	if got := r.nn.children(of); !slices.Equal(got, []string{name, name + "-1", name + "-2"}) {
 		t.Errorf("got %q", got)
 	}
-	for _, name := range r.nn.children(trash) {
-		if at, ok := checkpointTime(name); !ok || !at.Equal(now.Truncate(time.Second)) {
+	for _, name := range r.nn.children(of) {
+		if at, ok := trash.Time(name); !ok || !at.Equal(now.Truncate(time.Second)) {
 			t.Errorf("%s is of %v", name, at)
 		}
 	}
