@@ -52,7 +52,8 @@ func letters(p fs.FileMode) string {
 }
 
 // ParseACL reads entries as setfacl has them: [default:]user|group|mask|other:[NAME]:rwx,
-// separated by commas. To remove entries they have no permissions.
+// separated by commas. To remove entries they have no permissions. As in Hadoop the types may
+// be in capitals, and nothing else.
 func ParseACL(text string, perms bool) ([]ACLEntry, error) {
 	var out []ACLEntry
 	for _, each := range strings.Split(text, ",") {
@@ -74,7 +75,7 @@ func ParseACL(text string, perms bool) ([]ACLEntry, error) {
 		}
 		known := false
 		for t, name := range aclNames {
-			if name == parts[0] {
+			if strings.EqualFold(name, parts[0]) {
 				e.Type, known = t, true
 			}
 		}
