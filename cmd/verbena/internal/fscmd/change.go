@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"strings"
 	"syscall"
@@ -37,64 +36,85 @@ func mkdirCommand(run runner) *cobra.Command {
 	return cmd
 }
 
+// A removal is what rm is to do.
+type removal struct {
+	recursive, force, skipTrash, safely bool
+}
+
 func removeCommand(run runner) *cobra.Command {
-	var recursive, force, skipTrash, safely bool
+	var r removal
 	cmd := &cobra.Command{
 		Use:   "rm PATH...",
 		Short: "Remove files, or directories with -r; to the trash, if the cluster keeps one",
 		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			return s.each(args, func(name string) error {
-				name = s.path(name)
-				if name == "/" {
-					return usage{errors.New("the root directory can't be removed")}
-				}
-				info, err := s.client.Stat(ctx, name)
-				if errors.Is(err, fs.ErrNotExist) && force {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
-				if info.IsDir() && !recursive {
-					return isNo("rm", name, syscall.EISDIR) // which -r removes
-				}
-				if !skipTrash {
-					to, err := s.client.MoveToTrash(ctx, name)
-					if err == nil {
-						_, err = fmt.Fprintf(s.errOut, "%s is in the trash now: %s\n", name, to)
-						return err
-					}
-					if !errors.Is(err, hdfs.ErrNoTrash) {
-						return fmt.Errorf("%w: use rm --skip-trash to remove it for good", err)
-					}
-				}
-				remove := s.client.Remove
-				if info.IsDir() {
-					if safely {
-						if sure, err := s.sure(ctx, name); err != nil || !sure {
-							return err
-						}
-					}
-					remove = s.client.RemoveAll
-				}
-				if err := remove(ctx, name); err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(s.out, "Deleted %s\n", s.shown(name))
-				return err
-			})
+			var failed failures
+			found := s.expand(ctx, args, r.force, &failed)
+			failed.add(s, s.each(found, func(name string) error { return r.remove(ctx, s, s.path(name)) }))
+			return failed.err()
 		}),
 	}
-	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories, too, with all that is in them")
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "a path that is not there is no error")
-	cmd.Flags().BoolVarP(&recursive, "Recursive", "R", false, "the same")
-	_ = cmd.Flags().MarkHidden("Recursive") // it is there
-	cmd.Flags().BoolVar(&safely, "safely", false, fmt.Sprintf("ask before a directory with more than %d files is removed for good", manyFiles))
-	cmd.Flags().BoolVar(&skipTrash, "skip-trash", false, "remove for good")
-	cmd.Flags().BoolVar(&skipTrash, "skipTrash", false, "the same, as hdfs dfs has it")
-	_ = cmd.Flags().MarkHidden("skipTrash") // it is there
+	flags := cmd.Flags()
+	flags.BoolVarP(&r.recursive, "recursive", "r", false, "directories, too, with all that is in them")
+	flags.BoolVarP(&r.force, "force", "f", false, "a path that is not there, or a pattern that matches nothing, is no error")
+	flags.BoolVarP(&r.recursive, "Recursive", "R", false, "the same")
+	_ = flags.MarkHidden("Recursive") // it is there
+	flags.BoolVar(&r.safely, "safely", false, fmt.Sprintf("ask before a directory with more than %d files is removed for good", manyFiles))
+	flags.BoolVar(&r.skipTrash, "skip-trash", false, "remove for good, as is done with what is in the trash")
+	flags.BoolVar(&r.skipTrash, "skipTrash", false, "the same, as hdfs dfs has it")
+	_ = flags.MarkHidden("skipTrash") // it is there
 	return cmd
+}
+
+func (r *removal) remove(ctx context.Context, s *session, name string) error {
+	info, err := s.client.Stat(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) && r.force {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.IsDir() && !r.recursive {
+		return isNo("rm", name, syscall.EISDIR) // which -r removes
+	}
+	if !r.skipTrash {
+		if moved, err := s.toTrash(ctx, name); moved || err != nil {
+			return err
+		}
+	}
+	if name == "/" {
+		return errors.New("the root directory can't be removed")
+	}
+	remove := s.client.Remove
+	if info.IsDir() {
+		if r.safely {
+			if sure, err := s.sure(ctx, name); err != nil || !sure {
+				return err
+			}
+		}
+		remove = s.client.RemoveAll
+	}
+	if err := remove(ctx, name); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(s.out, "Deleted %s\n", s.shown(name))
+	return err
+}
+
+// toTrash moves a path to the trash. It does not if there is none, or if the path is there
+// already: what is to be removed then goes for good.
+func (s *session) toTrash(ctx context.Context, name string) (moved bool, err error) {
+	to, err := s.client.MoveToTrash(ctx, name)
+	switch {
+	case err == nil:
+		_, err = fmt.Fprintf(s.errOut, "%s is in the trash now: %s\n", name, to)
+		return true, err
+	case errors.Is(err, hdfs.ErrNoTrash), errors.Is(err, hdfs.ErrInTrash):
+		return false, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return false, err
+	}
+	return false, &within{"Failed to move " + s.shown(name) + " to the trash: ", err, ". Consider using -skipTrash option"}
 }
 
 // manyFiles is how many files rm -safely removes without a question.
@@ -188,7 +208,7 @@ func touchCommand(run runner) *cobra.Command {
 					err := s.client.Chtimes(ctx, name, access, change)
 					return ignoreMissing(err)
 				}
-				err := s.create(ctx, name)
+				err := s.create(ctx, name, false)
 				if errors.Is(err, fs.ErrExist) || err == nil && stamp != "" {
 					return s.client.Chtimes(ctx, name, access, change)
 				}
@@ -215,8 +235,13 @@ func modeCommand(run runner) *cobra.Command {
 				return usage{err}
 			}
 			return s.each(args[1:], func(name string) error {
-				return s.walk(ctx, s.path(name), recursive, func(name string, info os.FileInfo) error {
-					return s.client.Chmod(ctx, name, fileMode(change(octal(info.Mode()), info.IsDir())))
+				return s.walk(ctx, s.path(name), recursive, func(name string, info *hdfs.FileInfo) error {
+					now := octal(info.Mode())
+					mode := change(now, info.IsDir())
+					if mode == now {
+						return nil // who is not the owner may do that
+					}
+					return s.changing("permissions", name, s.client.Chmod(ctx, name, fileMode(mode)))
 				})
 			})
 		}),
@@ -240,14 +265,28 @@ func ownerCommand(run runner) *cobra.Command {
 				return fmt.Errorf("%q names neither an owner nor a group: write OWNER, OWNER:GROUP or :GROUP", args[0])
 			}
 			return s.each(args[1:], func(name string) error {
-				return s.walk(ctx, s.path(name), recursive, func(name string, _ os.FileInfo) error {
-					return s.client.Chown(ctx, name, owner, group)
+				return s.walk(ctx, s.path(name), recursive, func(name string, info *hdfs.FileInfo) error {
+					return s.chown(ctx, name, info, owner, group)
 				})
 			})
 		}),
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "R", false, "all that is below, too")
 	return cmd
+}
+
+// chown changes the owner, the group or both of a path, if they are others.
+func (s *session) chown(ctx context.Context, name string, info *hdfs.FileInfo, owner, group string) error {
+	if owner == info.Owner() {
+		owner = ""
+	}
+	if group == info.Group() {
+		group = ""
+	}
+	if owner == "" && group == "" {
+		return nil // who is not the superuser may do that
+	}
+	return s.changing("ownership", name, s.client.Chown(ctx, name, owner, group))
 }
 
 // checkNames refuses names of users and groups that Hadoop does not take.
@@ -260,24 +299,6 @@ func checkNames(names ...string) error {
 		}
 	}
 	return nil
-}
-
-// walk calls f for name and, if recursive, for what is below it, a directory
-// before its children.
-func (s *session) walk(ctx context.Context, name string, recursive bool, f func(string, os.FileInfo) error) error {
-	if recursive {
-		return s.client.Walk(ctx, name, func(name string, info *hdfs.FileInfo, err error) error {
-			if err != nil {
-				return err
-			}
-			return f(name, info)
-		})
-	}
-	info, err := s.client.Stat(ctx, name)
-	if err != nil {
-		return err
-	}
-	return f(name, info)
 }
 
 // parseMode reads an octal or symbolic mode and returns what it makes of a

@@ -150,7 +150,7 @@ func (s *session) merge(ctx context.Context, names []string, to io.Writer, newli
 func emptyFileCommand(run runner) *cobra.Command {
 	return &cobra.Command{
 		Use:   "touchz PATH...",
-		Short: "Make empty files; one that is there must be empty",
+		Short: "Make empty files; one that is there must be empty, and is made anew",
 		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
@@ -158,7 +158,7 @@ func emptyFileCommand(run runner) *cobra.Command {
 				info, err := s.client.Stat(ctx, name)
 				switch {
 				case errors.Is(err, fs.ErrNotExist):
-					return s.create(ctx, name)
+					return s.create(ctx, name, false)
 				case err != nil:
 					return err
 				case info.IsDir():
@@ -166,7 +166,7 @@ func emptyFileCommand(run runner) *cobra.Command {
 				case info.Size() > 0:
 					return fmt.Errorf("`%s': Not a zero-length file", s.shown(name))
 				}
-				return nil
+				return s.create(ctx, name, true)
 			})
 		}),
 	}
@@ -211,8 +211,8 @@ func groupCommand(run runner) *cobra.Command {
 				return err
 			}
 			return s.each(args[1:], func(name string) error {
-				return s.walk(ctx, s.path(name), recursive, func(name string, _ os.FileInfo) error {
-					return s.client.Chown(ctx, name, "", args[0])
+				return s.walk(ctx, s.path(name), recursive, func(name string, info *hdfs.FileInfo) error {
+					return s.chown(ctx, name, info, "", args[0])
 				})
 			})
 		}),
@@ -254,14 +254,10 @@ func expungeCommand(run runner) *cobra.Command {
 		Short: "Set aside what is in your trash now, and remove what was set aside longer ago than the trash is kept",
 		Args:  between(0, 0),
 		RunE: run(func(ctx context.Context, s *session, _ []string) error {
-			err := s.client.ExpungeTrash(ctx, immediate)
-			if errors.Is(err, hdfs.ErrNoTrash) {
-				return nil // as in hdfs dfs
-			}
-			return err
+			return s.client.ExpungeTrash(ctx, immediate)
 		}),
 	}
-	cmd.Flags().BoolVar(&immediate, "immediate", false, "remove all of it")
+	cmd.Flags().BoolVar(&immediate, "immediate", false, "remove all that was set aside, however long ago")
 	cmd.Flags().String("fs", "", "hdfs://HOST:PORT, which --namenode tells already")
 	_ = cmd.Flags().MarkHidden("fs") // it is there
 	return cmd

@@ -73,15 +73,16 @@ in put and for standard output in get. Commands may be written as in hdfs dfs: -
 	}
 	help := helpOfCommand(cmd)
 	cmd.SetHelpCommand(help) // in place of cobra's
-	paths, behind, sources := expanding(run, 0, 0), expanding(run, 1, 0), expanding(run, 0, 1)
+	paths, behind, sources := expanding(run, 0, 0, ""), expanding(run, 1, 0, ""), expanding(run, 0, 1, "")
+	orHome, orRoot := expanding(run, 0, 0, "."), expanding(run, 0, 0, "/")
 	cmd.AddCommand(
-		listCommand(paths), putCommand(run), getCommand(sources), catCommand(paths), mkdirCommand(run),
-		removeCommand(paths), moveCommand(sources), statCommand(run), usageCommand(paths), freeCommand(paths),
-		modeCommand(behind), ownerCommand(behind), groupCommand(behind), touchCommand(run), emptyFileCommand(run), checksumCommand(paths),
-		findCommand(paths), tailCommand(paths), headCommand(paths), textCommand(paths), appendCommand(run), truncateCommand(behind), testCommand(paths),
+		listCommand(orHome), putCommand(run), getCommand(sources), catCommand(paths), mkdirCommand(paths),
+		removeCommand(run), moveCommand(sources), statCommand(run), usageCommand(orHome), freeCommand(orRoot),
+		modeCommand(behind), ownerCommand(behind), groupCommand(behind), touchCommand(paths), emptyFileCommand(paths), checksumCommand(paths),
+		findCommand(orHome), tailCommand(paths), headCommand(paths), textCommand(paths), appendCommand(run), truncateCommand(behind), testCommand(paths),
 		countCommand(paths), replicationCommand(behind), concatCommand(run), getACLCommand(paths), setACLCommand(paths), getAttributeCommand(paths), setAttributeCommand(paths),
 		copyCommand(sources), mergeCommand(sources), moveFromLocalCommand(run), moveToLocalCommand(), removeDirCommand(paths), expungeCommand(run),
-		deprecated(listCommand(paths), "lsr", "ls -R", "recursive"), deprecated(removeCommand(paths), "rmr", "-rm -r", "recursive"), deprecated(usageCommand(paths), "dus", "du -s", "summary"),
+		deprecated(listCommand(orHome), "lsr", "ls -R", "recursive"), deprecated(removeCommand(run), "rmr", "-rm -r", "recursive"), deprecated(usageCommand(orHome), "dus", "du -s", "summary"),
 		usageOfCommand(cmd), help,
 	)
 	cmd.AddCommand(snapshotCommands(run)...)
@@ -208,7 +209,14 @@ func (s *session) isDir(ctx context.Context, name string) (bool, error) {
 // destination tells where what a command line names goes: to the last argument, or into it if
 // that is a directory. target tells it of a name.
 func (s *session) destination(ctx context.Context, args []string) (sources []string, target func(name string) string, err error) {
-	to := s.path(args[len(args)-1])
+	found, err := s.glob(ctx, args[len(args)-1])
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(found) > 1 {
+		return nil, nil, fmt.Errorf("`%s': Too many matches", args[len(args)-1])
+	}
+	to := s.path(found[0])
 	sources = args[:len(args)-1]
 	info, err := s.client.Stat(ctx, to)
 	into := err == nil && info.IsDir()
@@ -273,15 +281,15 @@ func fileMode(bits uint32) os.FileMode {
 	return mode
 }
 
-// create makes an empty file in a directory that is there.
-func (s *session) create(ctx context.Context, name string) error {
+// create makes an empty file in a directory that is there, or makes one anew.
+func (s *session) create(ctx context.Context, name string, replace bool) error {
 	if _, err := s.client.Stat(ctx, path.Dir(name)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return isNo(s.verb, name, fs.ErrNotExist)
 		}
 		return err
 	}
-	w, err := s.client.Create(ctx, name, hdfs.CreateOptions{})
+	w, err := s.client.Create(ctx, name, hdfs.CreateOptions{Replace: replace})
 	if err != nil {
 		return err
 	}

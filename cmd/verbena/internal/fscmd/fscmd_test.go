@@ -80,10 +80,38 @@ func TestArguments(t *testing.T) {
 		"fs -checksum -v /a":                     "fs checksum --block-size /a",
 		"fs -expunge -fs hdfs://nn:1":            "fs expunge --fs hdfs://nn:1",
 		"fs -help ls":                            "fs help ls",
+		"fs -chmod -w /a":                        "fs chmod a-w /a",
+		"fs -chmod -R -x,+w /a":                  "fs chmod -R a-x,+w /a",
+		"fs -chmod -rwx -R /a":                   "fs chmod a-rwx -R /a",
+		"fs -chmod 644 -w":                       "fs chmod 644 -w",
+		"fs -chmod -R 644 /a":                    "fs chmod -R 644 /a",
+		"fs -chmod -q /a":                        "fs chmod -q /a",
+		"fs -chmod -- -w /a":                     "fs chmod -- -w /a",
+		"fs -rm -r /a":                           "fs rm -r /a",
 	} {
 		if got := strings.Join(Arguments(strings.Fields(from)), " "); got != to {
 			t.Errorf("%s: %s, want %s", from, got, to)
 		}
+	}
+}
+
+// Counts leave out what is in snapshots alone if that is asked for, but what is left of quotas
+// is what the NameNode heeds.
+func TestCountsWithoutSnapshots(t *testing.T) {
+	sum := &hdfs.Summary{
+		Length: 100, Files: 7, Directories: 5, Space: 300, Quota: 20, SpaceQuota: 1000,
+		SnapshotLength: 30, SnapshotFiles: 2, SnapshotDirectories: 1, SnapshotSpace: 90,
+	}
+	for without, want := range map[bool]string{
+		false: "20 8 1000 700 5 7 100 30 2 1 90", true: "20 8 1000 700 4 5 70 30 2 1 90",
+	} {
+		c := count{quotas: true, snapshots: true, noSnapshots: without}
+		if got := strings.Join(strings.Fields(c.line(sum)), " "); got != want {
+			t.Errorf("%v: %s, want %s", without, got, want)
+		}
+	}
+	if got := withoutSnapshots(sum); got.Length != 70 || got.Space != 210 || got.Files != 5 || got.Directories != 4 || sum.Length != 100 {
+		t.Errorf("%+v of %+v", got, sum)
 	}
 }
 

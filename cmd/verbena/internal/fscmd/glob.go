@@ -2,9 +2,11 @@ package fscmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -15,46 +17,59 @@ import (
 
 // expanding is run with patterns among the arguments replaced by the paths that match
 // them, as hdfs dfs does: *, ?, [a-z], [^a-z] and {one,two}. The first arguments, and the
-// last ones, are as they are.
-func expanding(run runner, first, last int) runner {
+// last ones, are as they are. Without any argument, none stands for one. A pattern that
+// matches nothing is told of, and the command goes on with the others.
+func expanding(run runner, first, last int, none string) runner {
 	return func(f func(context.Context, *session, []string) error) func(c *cobra.Command, args []string) error {
 		return run(func(ctx context.Context, s *session, args []string) error {
+			if len(args) == 0 && none != "" {
+				args = []string{none}
+			}
 			if len(args) < first+last {
 				return f(ctx, s, args)
 			}
+			var failed failures
 			out := append([]string(nil), args[:first]...)
-			for _, arg := range args[first : len(args)-last] {
-				found, err := s.glob(ctx, arg)
-				if err != nil {
-					return err
-				}
-				out = append(out, found...)
-			}
-			return f(ctx, s, append(out, args[len(args)-last:]...))
+			out = append(out, s.expand(ctx, args[first:len(args)-last], false, &failed)...)
+			failed.add(s, f(ctx, s, append(out, args[len(args)-last:]...)))
+			return failed.err()
 		})
 	}
 }
 
-// eachMatch is each of the paths that patterns stand for.
-func (s *session) eachMatch(ctx context.Context, args []string, f func(name string) error) error {
-	var all []string
+// expand returns the paths that patterns stand for, and tells of those that stand for none.
+// absent says that they need not.
+func (s *session) expand(ctx context.Context, args []string, absent bool, failed *failures) (out []string) {
 	for _, arg := range args {
 		found, err := s.glob(ctx, arg)
-		if err != nil {
-			return err
+		if err != nil && !(absent && errors.Is(err, fs.ErrNotExist)) {
+			failed.add(s, err)
 		}
-		all = append(all, found...)
+		out = append(out, found...)
 	}
-	return s.each(all, func(name string) error { return f(s.path(name)) })
+	return out
 }
+
+// eachMatch is each of the paths that patterns stand for.
+func (s *session) eachMatch(ctx context.Context, args []string, f func(name string) error) error {
+	var failed failures
+	found := s.expand(ctx, args, false, &failed)
+	failed.add(s, s.each(found, func(name string) error { return f(s.path(name)) }))
+	return failed.err()
+}
+
+// special are the characters of a pattern.
+const special = `*?[{\`
 
 // glob returns the paths that match a pattern; what is no pattern is itself.
 func (s *session) glob(ctx context.Context, arg string) ([]string, error) {
-	if !strings.ContainsAny(arg, `*?[{\`) {
+	if !strings.ContainsAny(arg, special) {
 		return []string{arg}, nil
 	}
-	pattern := s.path(arg)
-	found, err := globIn(s.client.FS(ctx, "/"), pattern)
+	found, err := globIn(s.client.FS(ctx, "/"), s.path(arg))
+	if err == nil && found == nil {
+		return []string{arg}, nil
+	}
 	switch at := strings.Index(strings.TrimPrefix(arg, "hdfs://"), "/"); {
 	case strings.HasPrefix(arg, "hdfs://"):
 		for i := range found {
@@ -68,84 +83,225 @@ func (s *session) glob(ctx context.Context, arg string) ([]string, error) {
 	return found, err
 }
 
-// globIn finds what matches a pattern below the root of a file system.
+// globIn finds what matches a pattern below the root of a file system, in the order of the
+// directories. It finds nothing, and that is no error, if the pattern is but a name that is
+// not there. As in Hadoop, a directory that can't be read on the way is an error.
 func globIn(root fs.FS, pattern string) (out []string, err error) {
 	alternatives, err := braces(pattern)
 	if err != nil {
 		return nil, err
 	}
+	wild := len(alternatives) > 1
 	for _, p := range alternatives {
-		p = strings.ReplaceAll(p, "[!", "[^") // Java knows both
-		found, err := fs.Glob(root, strings.TrimPrefix(p, "/"))
+		found, w, err := matching(root, p)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", pattern, err)
+			return nil, err
 		}
+		wild = wild || w
 		for _, name := range found {
-			if name = "/" + name; !slices.Contains(out, name) {
+			if !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}
 	}
-	if len(out) > 0 {
-		return out, nil
+	if len(out) == 0 && wild {
+		return nil, &fs.PathError{Op: "find", Path: pattern, Err: fs.ErrNotExist}
 	}
-	// A search passes over what it can't read; here it matters why nothing was found.
-	fixed := strings.TrimPrefix(path.Dir(pattern[:strings.IndexAny(pattern, `*?[{\`)]+"x"), "/")
-	if fixed == "" {
-		fixed = "."
-	}
-	if _, err := fs.ReadDir(root, fixed); err != nil {
-		return nil, err
-	}
-	return nil, &fs.PathError{Op: "find", Path: pattern, Err: fs.ErrNotExist}
+	return out, nil
 }
 
-// mostAlternatives bounds what the braces of one pattern stand for, and what is between.
+// matching finds what matches a pattern that has no slash in braces. wild tells whether it
+// may match anything but a name.
+func matching(root fs.FS, pattern string) (out []string, wild bool, err error) {
+	type candidate struct {
+		name string // for package io/fs
+		dir  bool
+	}
+	now := []candidate{{".", true}}
+	for part := range strings.SplitSeq(pattern, "/") {
+		if part == "" {
+			continue
+		}
+		m, err := compile(part)
+		if err != nil {
+			return nil, false, fmt.Errorf("Illegal file pattern: %w", err) //nolint:staticcheck // Hadoop's words
+		}
+		wild = wild || m.wild
+		var next []candidate
+		for _, c := range now {
+			if !c.dir {
+				continue
+			}
+			if !m.wild {
+				name := path.Join(c.name, m.name)
+				info, err := fs.Stat(root, name)
+				if err == nil {
+					next = append(next, candidate{name, info.IsDir()})
+				} else if !errors.Is(err, fs.ErrNotExist) {
+					return nil, wild, err
+				}
+				continue
+			}
+			entries, err := fs.ReadDir(root, c.name)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, wild, err
+			}
+			for _, e := range entries {
+				if m.matches(e.Name()) {
+					next = append(next, candidate{path.Join(c.name, e.Name()), e.IsDir()})
+				}
+			}
+		}
+		now = next
+	}
+	for _, c := range now {
+		out = append(out, path.Clean("/"+c.name))
+	}
+	return out, wild, nil
+}
+
+// A matcher is a pattern of names: a regular expression, as in Hadoop's GlobPattern.
+type matcher struct {
+	re   *regexp.Regexp
+	name string // that a pattern stands for which is not wild
+	wild bool
+}
+
+func (m *matcher) matches(name string) bool { return m.re.MatchString(name) }
+
+// compile reads a pattern of names. The errors are in Hadoop's words.
+func compile(pattern string) (*matcher, error) {
+	bad := func(what string, at int) error {
+		return fmt.Errorf("error parsing regexp: %s at pos %d: `%s`", what, at, pattern)
+	}
+	runes := []rune(pattern)
+	var re strings.Builder
+	m := &matcher{}
+	groups, set := 0, false
+	for i := 0; i < len(runes); i++ {
+		c := runes[i]
+		switch {
+		case c == '\\' && i+1 == len(runes):
+			return nil, bad("Missing escaped character", len(runes))
+		case c == '\\':
+			i++
+			re.WriteString(escaped(runes[i]))
+		case set && c == '[':
+			return nil, bad("Unclosed character class", i)
+		case set && c == '!' && runes[i-1] == '[':
+			re.WriteByte('^')
+		case set:
+			set = c != ']'
+			re.WriteRune(c)
+		case c == '[':
+			set, m.wild = true, true
+			re.WriteRune(c)
+		case c == '*':
+			m.wild = true
+			re.WriteString(".*")
+		case c == '?':
+			m.wild = true
+			re.WriteByte('.')
+		case c == '{':
+			m.wild = true
+			groups++
+			re.WriteString("(?:")
+		case c == ',' && groups > 0:
+			re.WriteByte('|')
+		case c == '}' && groups > 0:
+			groups--
+			re.WriteByte(')')
+		case c == ']':
+			re.WriteRune(c) // that may end a set which begins with another one
+		default:
+			re.WriteString(escaped(c))
+		}
+	}
+	switch {
+	case set:
+		return nil, bad("Unclosed character class", len(runes))
+	case groups > 0:
+		return nil, bad("Unclosed group", len(runes))
+	}
+	var err error
+	m.name = unescaped(runes)
+	m.re, err = regexp.Compile("^(?s:" + re.String() + ")$")
+	return m, err
+}
+
+// escaped is a character that stands for itself, in a set as well.
+func escaped(c rune) string {
+	if strings.ContainsRune(`\.+*?()|[]{}^$-&~`, c) {
+		return `\` + string(c)
+	}
+	return string(c)
+}
+
+// unescaped is a pattern without the backslashes before characters.
+func unescaped(runes []rune) string {
+	var b strings.Builder
+	for i := 0; i < len(runes); i++ {
+		if runes[i] == '\\' && i+1 < len(runes) {
+			i++
+		}
+		b.WriteRune(runes[i])
+	}
+	return b.String()
+}
+
+// mostAlternatives bounds what the braces of one pattern stand for.
 const mostAlternatives = 10_000
 
-// braces returns what a pattern with {one,two} in it stands for. A brace that is not
-// closed is an error, as in Java.
+// braces returns the patterns that one stands for with slashes in braces: {a/b,c}. Braces
+// without slashes stay, as each is within one name.
 func braces(pattern string) ([]string, error) {
 	var out []string
 	todo := []string{pattern}
-	for steps := 0; len(todo) > 0; steps++ {
+	for len(todo) > 0 {
 		p := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
-		open, end := innermost(p)
-		switch {
-		case open >= 0 && end < 0:
-			return nil, fmt.Errorf("%s: a brace is not closed: %w", pattern, path.ErrBadPattern)
-		case open < 0:
+		at := slashed(p)
+		if at == nil {
 			out = append(out, p)
 			continue
-		case steps+len(todo) > mostAlternatives:
+		}
+		if len(out)+len(todo)+len(at) > mostAlternatives {
 			return nil, fmt.Errorf("%s stands for more than %d patterns", pattern, mostAlternatives)
 		}
-		choices := strings.Split(p[open+1:end], ",")
-		for _, choice := range slices.Backward(choices) {
-			todo = append(todo, p[:open]+choice+p[end+1:])
+		before, after := p[:at[0]], p[at[len(at)-1]+1:]
+		for i := len(at) - 2; i >= 0; i-- {
+			todo = append(todo, before+p[at[i]+1:at[i+1]]+after)
 		}
 	}
 	return out, nil
 }
 
-// innermost returns where the first pair of braces is that has no other in it. open is -1
-// if there is none, end if it is not closed.
-func innermost(pattern string) (open, end int) {
-	open = -1
+// slashed returns where the first outermost braces are that have a slash in them: the opening
+// one, the commas and the closing one. It is nil if there are none.
+func slashed(pattern string) (at []int) {
+	depth, slash := 0, false
 	for i := 0; i < len(pattern); i++ {
-		switch pattern[i] {
-		case '\\':
+		switch c := pattern[i]; {
+		case c == '\\':
 			i++
-		case '{':
-			open = i
-		case '}':
-			if open >= 0 {
-				return open, i
+		case c == '{':
+			if depth++; depth == 1 {
+				at, slash = []int{i}, false
 			}
+		case c == '}' && depth > 0:
+			if depth--; depth > 0 {
+				continue
+			}
+			if at = append(at, i); slash {
+				return at
+			}
+		case c == ',' && depth == 1:
+			at = append(at, i)
+		case c == '/':
+			slash = true
 		}
 	}
-	return open, -1
+	return nil
 }
 
 // eachFile opens every file in turn.

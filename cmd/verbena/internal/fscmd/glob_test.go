@@ -3,7 +3,6 @@ package fscmd
 import (
 	"errors"
 	"io/fs"
-	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +21,8 @@ func TestGlob(t *testing.T) {
 		"/data/[ab]":                "/data/a /data/b",
 		"/data/[!a]*":               "/data/b /data/c*",
 		"/{logs/old,data}/{x,b,y}":  "/logs/old/x /data/b",
+		"/data/{b,a}":               "/data/a /data/b", // in the order of the directory
+		"/{data,logs/{old/x,none}}": "/data /logs/old/x",
 		"/data/{a,{b,q}}":           "/data/a /data/b",
 		"/data/{a,b}{,*}":           "/data/a /data/b",
 		`/data/c\*`:                 "/data/c*",
@@ -33,20 +34,90 @@ func TestGlob(t *testing.T) {
 			t.Errorf("%s: %v %v", pattern, got, err)
 		}
 	}
-	for pattern, want := range map[string]error{
-		"/logs/*.zip": fs.ErrNotExist, "/none/*": fs.ErrNotExist, "/data/{a": path.ErrBadPattern, "/data/[": path.ErrBadPattern,
+	for pattern, want := range map[string]string{
+		"/logs/*.zip": "find /logs/*.zip: file does not exist", "/none/*": "find /none/*: file does not exist",
+		"/data/a/*":       "find /data/a/*: file does not exist",
+		"/{data/nil,a/b}": "find /{data/nil,a/b}: file does not exist",
+		"/data/{a":        "Illegal file pattern: error parsing regexp: Unclosed group at pos 2: `{a`",
+		"/data/[":         "Illegal file pattern: error parsing regexp: Unclosed character class at pos 1: `[`",
+		"/data/[a[b]":     "Illegal file pattern: error parsing regexp: Unclosed character class at pos 2: `[a[b]`",
+		`/data/a\`:        "Illegal file pattern: error parsing regexp: Missing escaped character at pos 2: `a\\`",
+		"/data/[b-a]":     "Illegal file pattern: error parsing regexp: invalid character class range: `b-a`",
 	} {
-		if got, err := globIn(root, pattern); !errors.Is(err, want) {
+		if got, err := globIn(root, pattern); err == nil || err.Error() != want {
 			t.Errorf("%s: %v %v", pattern, got, err)
 		}
 	}
-	if _, err := braces(strings.Repeat("{a,b,c,d}", 10)); err == nil {
+	for _, name := range []string{`/data/\d`, `/data/a\*`, `/logs/2026-02.txt/\x`} {
+		if got, err := globIn(root, name); got != nil || err != nil {
+			t.Errorf("%s, which is a name: %v %v", name, got, err)
+		}
+	}
+	if _, err := braces(strings.Repeat("{a/b,b,c,d}", 10)); err == nil {
 		t.Error("a million alternatives")
 	}
 }
 
+// A directory that can't be read on the way is told of, though others match.
+func TestGlobTellsOfWhatItCannotRead(t *testing.T) {
+	root := unreadable{fstest.MapFS{"a/x": &fstest.MapFile{}, "b/x": &fstest.MapFile{}}, "b"}
+	if got, err := globIn(root, "/a/*"); err != nil || !slices.Equal(got, []string{"/a/x"}) {
+		t.Errorf("%v %v", got, err)
+	}
+	if got, err := globIn(root, "/*/*"); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("%v %v", got, err)
+	}
+}
+
+// unreadable is a file system with a directory that nobody may read.
+type unreadable struct {
+	fstest.MapFS
+	dir string
+}
+
+func (u unreadable) ReadDir(name string) ([]fs.DirEntry, error) {
+	if name == u.dir {
+		return nil, &fs.PathError{Op: "readdir", Path: name, Err: fs.ErrPermission}
+	}
+	return u.MapFS.ReadDir(name)
+}
+
+// Patterns of names are Hadoop's, with braces in braces and ! in sets.
+func TestNamePatterns(t *testing.T) {
+	for pattern, names := range map[string]struct{ match, differ string }{
+		"*.{csv,json}": {"a.csv .json x.y.json", "csv acsv a.jsonl"},
+		"[!a-c]?":      {"dx !y", "ax dxy"},
+		"[^a]":         {"b ^", "a"},
+		"a{b,{c,d}e}f": {"abf acef adef", "acf aef"},
+		"[]a]":         {"] a", "b"},
+		`\*\{x,y\}`:    {"*{x,y}", "ax *x"},
+		"a,b}":         {"a,b}", "a"},
+		"a.b+c(d)|e$^": {"a.b+c(d)|e$^", "axb+c(d)|e$^"},
+		"[a-]":         {"a -", "b"},
+		`[\]x]`:        {"] x", `\`},
+		"é?":           {"éü", "é"},
+		"a.":           {"a.", "ab"},
+	} {
+		m, err := compile(pattern)
+		if err != nil {
+			t.Errorf("%s: %v", pattern, err)
+			continue
+		}
+		for _, name := range strings.Fields(names.match) {
+			if !m.matches(name) {
+				t.Errorf("%s does not match %s", pattern, name)
+			}
+		}
+		for _, name := range strings.Fields(names.differ) {
+			if m.matches(name) {
+				t.Errorf("%s matches %s", pattern, name)
+			}
+		}
+	}
+}
+
 func FuzzBraces(f *testing.F) {
-	for _, s := range []string{"/a/{b,c}", "{{a,b},c}{d}", "}{", `\{a,b}`, "{,}", "/x*[a-z]?"} {
+	for _, s := range []string{"/a/{b,c}", "{{a,b},c}{d}", "}{", `\{a,b}`, "{,}", "/x*[a-z]?", "/{a/b,{c,d}/e}"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, pattern string) {
@@ -59,6 +130,16 @@ func FuzzBraces(f *testing.F) {
 		}
 		if len(out) == 0 || len(out) > 2*mostAlternatives {
 			t.Errorf("%q stands for %d patterns", pattern, len(out))
+		}
+		for _, p := range out {
+			if slashed(p) != nil {
+				t.Errorf("%q becomes %q", pattern, p)
+			}
+			for part := range strings.SplitSeq(p, "/") {
+				if m, err := compile(part); err == nil && !m.wild && !m.matches(m.name) {
+					t.Errorf("%q does not match %q", part, m.name)
+				}
+			}
 		}
 		if !strings.Contains(pattern, "{") && !slices.Equal(out, []string{pattern}) {
 			t.Errorf("%q becomes %q", pattern, out)

@@ -24,21 +24,42 @@ import (
 type search struct {
 	names, folded []string // patterns of the last part, all of which must match
 	kind          string
+
+	name, fold []*matcher // of the patterns, without capitals in fold
 }
 
-func (f *search) matches(at string, info *hdfs.FileInfo) (bool, error) {
-	base := path.Base(at)
+// compile reads the patterns.
+func (f *search) compile() error {
 	for _, p := range f.names {
-		if ok, err := path.Match(p, base); err != nil || !ok {
-			return false, err
+		m, err := compile(p)
+		if err != nil {
+			return err
 		}
+		f.name = append(f.name, m)
 	}
 	for _, p := range f.folded {
-		if ok, err := path.Match(strings.ToLower(p), strings.ToLower(base)); err != nil || !ok {
-			return false, err
+		m, err := compile(strings.ToLower(p))
+		if err != nil {
+			return err
+		}
+		f.fold = append(f.fold, m)
+	}
+	return nil
+}
+
+func (f *search) matches(at string, info *hdfs.FileInfo) bool {
+	base := strings.TrimPrefix(path.Base(at), "/") // the root has no name
+	for _, m := range f.name {
+		if !m.matches(base) {
+			return false
 		}
 	}
-	return f.kind == "" || (f.kind == "d") == info.IsDir(), nil
+	for _, m := range f.fold {
+		if !m.matches(strings.ToLower(base)) {
+			return false
+		}
+	}
+	return f.kind == "" || (f.kind == "d") == info.IsDir()
 }
 
 func findCommand(run runner) *cobra.Command {
@@ -52,29 +73,26 @@ func findCommand(run runner) *cobra.Command {
 			if f.kind != "" && f.kind != "f" && f.kind != "d" {
 				return usage{fmt.Errorf("--type %s: want f for files or d for directories", f.kind)}
 			}
-			if len(args) == 0 {
-				args = []string{"."}
+			if err := f.compile(); err != nil {
+				return usage{err}
 			}
 			end := "\n"
 			if zero {
 				end = "\x00"
 			}
 			return s.each(args, func(root string) error {
-				return s.client.Walk(ctx, s.path(root), func(at string, info *hdfs.FileInfo, err error) error {
-					if err != nil {
-						return err
+				return s.walk(ctx, s.path(root), true, func(at string, info *hdfs.FileInfo) error {
+					if !f.matches(at, info) {
+						return nil
 					}
-					if ok, err := f.matches(at, info); err != nil || !ok {
-						return err
-					}
-					_, err = io.WriteString(s.out, s.shown(at)+end)
+					_, err := io.WriteString(s.out, s.shown(at)+end)
 					return err
 				})
 			})
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&f.names, "name", nil, "what the last part matches: `PATTERN` with *, ? and [...]; several must all match")
+	flags.StringArrayVar(&f.names, "name", nil, "what the last part matches: `PATTERN` with *, ?, [...] and {one,two}; several must all match")
 	flags.StringArrayVar(&f.folded, "iname", nil, "the same, in capitals or not")
 	flags.StringVar(&f.kind, "type", "", "f: files alone; d: directories alone")
 	flags.BoolVar(&zero, "print0", false, "end each path with a zero byte, not a new line")
@@ -115,6 +133,9 @@ func tailCommand(run runner) *cobra.Command {
 			}
 			if every <= 0 {
 				return usage{fmt.Errorf("a pause of %v between looks: want more than 0", every)}
+			}
+			if len(args) == 0 {
+				return nil // the pattern has matched nothing
 			}
 			f, err := s.openFile(ctx, s.path(args[0]))
 			if err != nil {
@@ -236,6 +257,9 @@ func testCommand(run runner) *cobra.Command {
 		Short: "Answer a question about a path by the exit status",
 		Args:  between(1, 1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			if len(args) == 0 {
+				return nil // the pattern has matched nothing
+			}
 			name := s.path(args[0])
 			info, err := s.client.Stat(ctx, name)
 			if errors.Is(err, fs.ErrNotExist) {
@@ -279,6 +303,7 @@ func testCommand(run runner) *cobra.Command {
 type count struct {
 	quotas, alone, human, header bool
 	coding, snapshots            bool
+	noSnapshots                  bool
 
 	types []string // of storage, whose quotas are to be shown alone
 }
@@ -295,7 +320,6 @@ const (
 func countCommand(run runner) *cobra.Command {
 	var c count
 	var types string
-	var withoutSnapshots bool
 	cmd := &cobra.Command{
 		Use:   "count PATH...",
 		Short: "Count directories, files and bytes below paths, as hdfs dfs does",
@@ -330,7 +354,7 @@ func countCommand(run runner) *cobra.Command {
 	flags.Lookup("types").NoOptDefVal = "all"
 	humanFlag(cmd, &c.human)
 	flags.BoolVar(&c.header, "header", false, "a line of names first (or -v)")
-	flags.BoolVarP(&withoutSnapshots, "without-snapshots", "x", false, "leave out snapshots, of which there are none")
+	flags.BoolVarP(&c.noSnapshots, "without-snapshots", "x", false, "do not count what is in snapshots alone")
 	flags.BoolVarP(&c.coding, "erasure-coding", "e", false, "the policy of erasure coding, too")
 	flags.BoolVarP(&c.snapshots, "snapshots", "s", false, "what is in snapshots alone, too")
 	return cmd
@@ -404,7 +428,11 @@ func (c *count) line(sum *hdfs.Summary) (line string) {
 		line += fmt.Sprintf(quotaColumns, q, rest, sq, srest)
 	}
 	if !c.alone {
-		line += fmt.Sprintf(countColumns, show(sum.Directories), show(sum.Files), show(sum.Length))
+		counted := sum
+		if c.noSnapshots {
+			counted = withoutSnapshots(sum)
+		}
+		line += fmt.Sprintf(countColumns, show(counted.Directories), show(counted.Files), show(counted.Length))
 	}
 	if c.coding {
 		line += fmt.Sprintf(codingColumn, "EC:"+sum.ErasureCodingPolicy)
@@ -427,7 +455,7 @@ func replicationCommand(run runner) *cobra.Command {
 				return usage{errors.New("replication must be >= 1")}
 			}
 			return s.each(args[1:], func(name string) error {
-				return s.walk(ctx, s.path(name), true, func(at string, info os.FileInfo) error {
+				return s.walk(ctx, s.path(name), true, func(at string, info *hdfs.FileInfo) error {
 					if info.IsDir() {
 						return nil
 					}
@@ -494,7 +522,7 @@ func getACLCommand(run runner) *cobra.Command {
 		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
-				return s.walk(ctx, s.path(name), recursive, func(at string, _ os.FileInfo) error {
+				return s.walk(ctx, s.path(name), recursive, func(at string, _ *hdfs.FileInfo) error {
 					acl, err := s.client.ACL(ctx, at)
 					if err != nil {
 						return err
@@ -515,7 +543,11 @@ func showACL(name string, acl *hdfs.ACL) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# file: %s\n# owner: %s\n# group: %s\n", name, acl.Owner, acl.Group)
 	if acl.Mode&os.ModeSticky != 0 {
-		fmt.Fprintln(&b, "# flags: --t")
+		letter := "T"
+		if acl.Mode&1 != 0 {
+			letter = "t"
+		}
+		fmt.Fprintln(&b, "# flags: --"+letter)
 	}
 	class := func(shift int) os.FileMode { return acl.Mode >> shift & 7 }
 	more := false
@@ -570,32 +602,39 @@ func setACLCommand(run runner) *cobra.Command {
   verbena fs setfacl -x user:ada /data`,
 		Args: atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			change := func(string) error { return nil }
+			var entries []hdfs.ACLEntry
+			var err error
+			change := s.client.ModifyACL
 			switch {
 			case removeAll:
-				change = func(name string) error { return s.client.RemoveACL(ctx, name) }
+				change = func(ctx context.Context, name string, _ []hdfs.ACLEntry) error { return s.client.RemoveACL(ctx, name) }
 			case removeDefault:
-				change = func(name string) error { return s.client.RemoveDefaultACL(ctx, name) }
+				change = func(ctx context.Context, name string, _ []hdfs.ACLEntry) error {
+					return s.client.RemoveDefaultACL(ctx, name)
+				}
 			case remove != "":
-				entries, err := hdfs.ParseACL(remove, false)
-				if err != nil {
-					return usage{err}
-				}
-				change = func(name string) error { return s.client.RemoveACLEntries(ctx, name, entries) }
+				entries, err = hdfs.ParseACL(remove, false)
+				change = s.client.RemoveACLEntries
 			default:
-				entries, err := hdfs.ParseACL(modify+set, true)
-				if err != nil {
-					return usage{err}
-				}
-				change = func(name string) error {
-					if set != "" {
-						return s.client.SetACL(ctx, name, entries)
-					}
-					return s.client.ModifyACL(ctx, name, entries)
+				entries, err = hdfs.ParseACL(modify+set, true)
+				if set != "" {
+					change = s.client.SetACL
 				}
 			}
+			if err != nil {
+				return usage{err}
+			}
+			ofFiles := slices.DeleteFunc(slices.Clone(entries), func(e hdfs.ACLEntry) bool { return e.Default })
 			return s.each(args, func(name string) error {
-				return s.walk(ctx, s.path(name), recursive, func(at string, _ os.FileInfo) error { return change(at) })
+				return s.walk(ctx, s.path(name), recursive, func(at string, info *hdfs.FileInfo) error {
+					if !recursive || info.IsDir() || len(entries) == 0 {
+						return change(ctx, at, entries)
+					}
+					if len(ofFiles) == 0 {
+						return nil
+					}
+					return change(ctx, at, ofFiles) // files have no default entries
+				})
 			})
 		}),
 	}
@@ -628,7 +667,7 @@ func getAttributeCommand(run runner) *cobra.Command {
 				names = []string{name}
 			}
 			return s.each(args, func(arg string) error {
-				return s.walk(ctx, s.path(arg), recursive, func(at string, _ os.FileInfo) error {
+				return s.walk(ctx, s.path(arg), recursive, func(at string, _ *hdfs.FileInfo) error {
 					fmt.Fprintf(s.out, "# file: %s\n", s.shown(at))
 					attributes, err := s.client.XAttrs(ctx, at, names...)
 					if err != nil {
@@ -658,7 +697,7 @@ func getAttributeCommand(run runner) *cobra.Command {
 }
 
 func encoder(name string) (func([]byte) string, error) {
-	switch name {
+	switch strings.ToLower(name) {
 	case "text":
 		return func(b []byte) string { return `"` + strings.ToValidUTF8(string(b), "\uFFFD") + `"` }, nil
 	case "hex":
@@ -666,7 +705,7 @@ func encoder(name string) (func([]byte) string, error) {
 	case "base64":
 		return func(b []byte) string { return "0s" + base64.StdEncoding.EncodeToString(b) }, nil
 	}
-	return nil, fmt.Errorf("--encoding %s: want text, hex or base64", name)
+	return nil, usage{fmt.Errorf("Invalid/unsupported encoding option specified: %s", name)} //nolint:staticcheck // Hadoop's words
 }
 
 // attributeValue reads a value as setfattr has it: "text", 0xHEX, 0sBASE64 or text.

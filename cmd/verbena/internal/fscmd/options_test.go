@@ -1,12 +1,17 @@
 package fscmd
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 // What cp -p keeps is what its letters say, and put -p and get -p keep times, owner and mode.
@@ -215,5 +220,87 @@ func TestHelpIsOfCommands(t *testing.T) {
 		if a := s.perform("", "-"+verb, "lsx"); a.Code != 255 || a.Err != "-"+verb+": `lsx': Unknown command\n" {
 			t.Errorf("%+v", a)
 		}
+	}
+}
+
+// A bad pattern of find is told at once, whatever is there.
+func TestFindRefusesBadPatterns(t *testing.T) {
+	s := startShell(t)
+	for _, flag := range []string{"-name", "-iname"} {
+		for _, pattern := range []string{"x[", "x{", `x\`} {
+			if a := s.perform("", "find", "/", flag, pattern); a.Code != 255 || a.Out != "" || !strings.HasPrefix(a.Err, "-find: error parsing regexp: ") {
+				t.Errorf("find %s %s: %+v", flag, pattern, a)
+			}
+		}
+	}
+}
+
+// touchz makes an empty file anew, now and as whoever asks for it.
+func TestTouchzMakesAnew(t *testing.T) {
+	s := startShell(t)
+	s.must("mkdir", "/d")
+	s.must("chmod", "777", "/d")
+	s.must("touch", "-t", "20200102:030405", "/d/f")
+	s.must("chmod", "666", "/d/f")
+	before := s.must("stat", "%Y", "/d/f")
+	s.must("touchz", "/d/f")
+	if after := s.must("stat", "%Y", "/d/f"); after == before {
+		t.Errorf("touchz leaves the time %s", after)
+	}
+}
+
+// After an error that is not about one path a walk ends.
+func TestWalksEndWithTheConnection(t *testing.T) {
+	shell := startShell(t)
+	shell.must("mkdir", "-p", "/d/a/b", "/d/c")
+	client, err := shell.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var said strings.Builder
+	lost := errors.New("the connection is lost")
+	refused := &hdfs.ServerError{Class: exception.AccessControl, Message: "no"}
+	for _, c := range []struct {
+		err  error
+		want []string
+	}{{lost, []string{"/d", "/d/a"}}, {refused, []string{"/d", "/d/a", "/d/c"}}} {
+		said.Reset()
+		s := &session{client: client, errOut: &said, verb: "walk"}
+		var got []string
+		err := s.walk(t.Context(), "/d", true, func(at string, _ *hdfs.FileInfo) error {
+			if got = append(got, at); at == "/d/a" {
+				return c.err
+			}
+			return nil
+		})
+		if err == nil || !slices.Equal(got, c.want) || strings.Count(said.String(), "walk: ") != 1 {
+			t.Errorf("%v: %v, %v, %q", c.err, got, err, said.String())
+		}
+	}
+}
+
+// What goes to the trash is there for the user whom the command is of, and of what can't go
+// there nothing is lost.
+func TestRemovalsToTheTrash(t *testing.T) {
+	s := startShell(t)
+	s.must("mkdir", "-p", "/user/ada", "/t")
+	s.must("chown", "ada", "/user/ada", "/t")
+	ada := s.as("ada", "fs.trash.interval=60")
+	ada.must("touchz", "/t/f")
+	if a := ada.perform("", "rm", "/t/f"); a.Code != 0 || a.Out != "" || a.Err != "/t/f is in the trash now: /user/ada/.Trash/Current/t/f\n" {
+		t.Errorf("%+v", a)
+	}
+	if a := ada.perform("", "rm", "-r", "/user"); a.Code != 1 || a.Err != "rm: Failed to move /user to the trash: trash /user: the trash is in it. Consider using -skipTrash option\n" {
+		t.Errorf("%+v", a)
+	}
+	if a := ada.perform("", "rm", "-r", "/"); a.Code != 1 {
+		t.Errorf("%+v", a)
+	}
+	if a := s.perform("", "rm", "-r", "/"); a.Code != 1 || a.Err != "rm: the root directory can't be removed\n" {
+		t.Errorf("%+v", a)
+	}
+	if got := ada.must("rm", "-r", "/user/ada/.Trash/Current"); got != "Deleted /user/ada/.Trash/Current\n" {
+		t.Errorf("%s", got)
 	}
 }

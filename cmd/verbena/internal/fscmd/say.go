@@ -1,6 +1,7 @@
 package fscmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -84,8 +85,29 @@ var reasons = []struct {
 	{syscall.ENOTEMPTY, "Directory is not empty"},
 }
 
+// within is an error in the midst of other words.
+type within struct {
+	before string
+	error
+	after string
+}
+
+func (w *within) Unwrap() error { return w.error }
+
+// changing is an error of changing a path's permissions or ownership.
+func (s *session) changing(what, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &within{"changing " + what + " of '" + s.shown(name) + "': ", err, ""}
+}
+
 // explained is an error in Hadoop's words, where it has some.
 func (s *session) explained(err error) string {
+	var w *within
+	if errors.As(err, &w) {
+		return w.before + s.explained(w.error) + w.after
+	}
 	var at *fs.PathError
 	if errors.As(err, &at) {
 		for _, r := range reasons {
@@ -136,22 +158,74 @@ func between(least, most int) cobra.PositionalArgs {
 
 func atLeast(n int) cobra.PositionalArgs { return between(n, math.MaxInt) }
 
-// each runs f for every argument, tells what failed and goes on.
-func (s *session) each(args []string, f func(name string) error) error {
-	var failed []string
-	code := 0
-	for _, name := range args {
-		if err := f(name); err != nil {
-			err = s.say(err)
-			var told *Failure
-			errors.As(err, &told)
-			failed, code = append(failed, err.Error()), max(code, told.Code)
-		}
+// failures are the errors of a command that tells of each and goes on.
+type failures struct {
+	texts []string
+	code  int
+}
+
+// add tells of an error, if it is one that is not told yet.
+func (f *failures) add(s *session, err error) {
+	if err == nil {
+		return
 	}
-	if failed == nil {
+	err = s.say(err)
+	var told *Failure
+	errors.As(err, &told)
+	f.texts, f.code = append(f.texts, err.Error()), max(f.code, told.Code)
+}
+
+// err is all of them in one, nil if there are none. Its code is the largest.
+func (f *failures) err() error {
+	if f.texts == nil {
 		return nil
 	}
-	return &Failure{code, strings.Join(failed, "; ")}
+	return &Failure{f.code, strings.Join(f.texts, "; ")}
+}
+
+// each runs f for every argument, tells what failed and goes on.
+func (s *session) each(args []string, f func(name string) error) error {
+	var failed failures
+	for _, name := range args {
+		failed.add(s, f(name))
+	}
+	return failed.err()
+}
+
+// ofOnePath tells whether an error is the NameNode's about one path, so that others may do
+// better. After another one, of the connection say, all others would fail as well.
+func ofOnePath(err error) bool {
+	var refused *hdfs.ServerError
+	var told *Failure
+	return errors.As(err, &refused) || errors.As(err, &told)
+}
+
+// walk calls f for name and, if recursive, for what is below it, a directory before its
+// children. It tells of what fails below and goes on with the rest, as Hadoop does: of a
+// directory for which f fails, or that can't be listed, it leaves out what is in it.
+func (s *session) walk(ctx context.Context, name string, recursive bool, f func(string, *hdfs.FileInfo) error) error {
+	if !recursive {
+		info, err := s.client.Stat(ctx, name)
+		if err != nil {
+			return err
+		}
+		return f(name, info)
+	}
+	var failed failures
+	failed.add(s, s.client.Walk(ctx, name, func(at string, info *hdfs.FileInfo, err error) error {
+		if err == nil {
+			err = f(at, info)
+		}
+		if err == nil || info == nil || !ofOnePath(err) {
+			return err
+		}
+		failed.add(s, err)
+		if info.IsDir() {
+			return fs.SkipDir
+		}
+		return nil
+	}))
+	return failed.err()
 }
 
 // isNo are the errors of a path that is of the wrong kind.
@@ -179,8 +253,10 @@ func sizes(human bool) func(int64) string {
 }
 
 // A table has columns as wide as what is in them, two blanks between. Those in right are
-// written to the right; the last column is not filled.
+// written to the right; the last column is not filled. The head is written above the rows, if
+// there are any.
 type table struct {
+	head  []string
 	rows  [][]string
 	right map[int]bool
 }
@@ -188,8 +264,15 @@ type table struct {
 func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
 
 func (t *table) print(w io.Writer) error {
+	if len(t.rows) == 0 {
+		return nil
+	}
+	rows := t.rows
+	if t.head != nil {
+		rows = append([][]string{t.head}, rows...)
+	}
 	var width []int
-	for _, row := range t.rows {
+	for _, row := range rows {
 		for i, cell := range row {
 			if i == len(width) {
 				width = append(width, 0)
@@ -198,7 +281,7 @@ func (t *table) print(w io.Writer) error {
 		}
 	}
 	var b strings.Builder
-	for _, row := range t.rows {
+	for _, row := range rows {
 		for i, cell := range row {
 			switch {
 			case t.right[i]:
@@ -226,7 +309,7 @@ func Arguments(args []string) []string {
 	for at < len(out) && out[at] != "fs" {
 		at++
 	}
-	verb := ""
+	verb, moded := "", false
 	for i := at + 1; i < len(out); i++ {
 		word, dashed := strings.CutPrefix(out[i], "-")
 		switch {
@@ -241,6 +324,10 @@ func Arguments(args []string) []string {
 		case verb == "count" && out[i] == "-t" && i+2 < len(out) && strings.Trim(strings.ToLower(out[i+1]), "abcdefghijklmnopqrstuvwxyz_,") == "":
 			out[i] = "--types=" + out[i+1]
 			out = slices.Delete(out, i+1, i+2)
+		case verb == "chmod" && !moded && (!dashed || isMode(word)):
+			if moded = true; dashed {
+				out[i] = "a" + out[i] // which means the same and is no option
+			}
 		case verb == "cp" && keeps(word) && dashed:
 			out[i] = "--preserve=" + word[1:]
 		case dashed && hadoopOptions[word]:
@@ -251,6 +338,12 @@ func Arguments(args []string) []string {
 		out = slices.DeleteFunc(out, func(word string) bool { return word == "-a" || word == "-and" }) // which is so anyway
 	}
 	return out
+}
+
+// isMode tells whether a word behind a dash is what chmod takes away.
+func isMode(word string) bool {
+	_, err := parseMode("-" + word)
+	return err == nil
 }
 
 // keeps tells whether a word is -p of cp with letters.

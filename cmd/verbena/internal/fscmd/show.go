@@ -45,9 +45,6 @@ func listCommand(run runner) *cobra.Command {
   verbena fs ls -t -h /data
   verbena fs ls -R --json / | jq .path`,
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			if len(args) == 0 {
-				args = []string{"."}
-			}
 			l.replication, l.length = 3, 10
 			out := bufio.NewWriter(s.out)
 			err := s.each(args, func(name string) error { return l.list(ctx, s, s.path(name), out) })
@@ -97,18 +94,22 @@ func (l *listing) in(ctx context.Context, s *session, dir string, out *bufio.Wri
 	for _, info := range entries {
 		l.widen(info)
 	}
+	var failed failures
 	for _, info := range entries {
 		name := join(dir, info.Name())
 		if err := l.show(s, name, info, out); err != nil {
 			return err
 		}
-		if l.recursive && info.IsDir() {
-			if err := l.in(ctx, s, name, out); err != nil {
-				return err
-			}
+		if !l.recursive || !info.IsDir() {
+			continue
 		}
+		err := l.in(ctx, s, name, out)
+		if err != nil && !ofOnePath(err) {
+			return err
+		}
+		failed.add(s, err)
 	}
-	return out.Flush()
+	return errors.Join(out.Flush(), failed.err())
 }
 
 // sort puts entries, which come by their names, in order.
@@ -316,23 +317,33 @@ func formatted(format string, info *hdfs.FileInfo) string {
 	return b.String()
 }
 
+// withoutSnapshots are sums without what is in snapshots alone.
+func withoutSnapshots(sum *hdfs.Summary) *hdfs.Summary {
+	out := *sum
+	out.Length -= sum.SnapshotLength
+	out.Space -= sum.SnapshotSpace
+	out.Files -= sum.SnapshotFiles
+	out.Directories -= sum.SnapshotDirectories
+	return &out
+}
+
 func usageCommand(run runner) *cobra.Command {
-	var asJSON, human, summary, header, withoutSnapshots bool
+	var asJSON, human, summary, header, noSnapshots bool
 	cmd := &cobra.Command{
 		Use:   "du [PATH...]",
 		Short: "Tell the bytes of what is in directories, without and with replicas",
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			if len(args) == 0 {
-				args = []string{"."}
-			}
 			var t table
 			if header {
-				t.add("SIZE", "DISK_SPACE_CONSUMED_WITH_ALL_REPLICAS", "FULL_PATH_NAME")
+				t.head = []string{"SIZE", "DISK_SPACE_CONSUMED_WITH_ALL_REPLICAS", "FULL_PATH_NAME"}
 			}
 			one := func(name string) error {
 				sum, err := s.client.Summary(ctx, name)
 				if err != nil {
 					return err
+				}
+				if noSnapshots {
+					sum = withoutSnapshots(sum)
 				}
 				if asJSON {
 					return s.json(struct {
@@ -355,15 +366,17 @@ func usageCommand(run runner) *cobra.Command {
 				if summary || asJSON || !info.IsDir() {
 					return one(name)
 				}
+				var failed failures
 				for info, err := range s.client.List(ctx, name) {
 					if err == nil {
 						err = one(join(name, info.Name()))
 					}
-					if err != nil {
+					if err != nil && !ofOnePath(err) {
 						return err
 					}
+					failed.add(s, err)
 				}
-				return nil
+				return failed.err()
 			})
 			return errors.Join(t.print(s.out), err)
 		}),
@@ -372,7 +385,7 @@ func usageCommand(run runner) *cobra.Command {
 	flags.BoolVarP(&summary, "summary", "s", false, "the sum of a directory alone")
 	humanFlag(cmd, &human)
 	flags.BoolVar(&header, "header", false, "a line of names first (or -v)")
-	flags.BoolVarP(&withoutSnapshots, "without-snapshots", "x", false, "leave out snapshots, of which there are none")
+	flags.BoolVarP(&noSnapshots, "without-snapshots", "x", false, "do not count what is in snapshots alone")
 	flags.BoolVar(&asJSON, "json", false, "sums, an object a line")
 	return cmd
 }
@@ -398,13 +411,10 @@ func freeCommand(run runner) *cobra.Command {
 				}{info.Capacity, info.Used, info.Remaining, info.UnderReplicated, info.Corrupt, info.Gone})
 			}
 			t := table{right: map[int]bool{1: true, 2: true, 3: true, 4: true}}
-			t.add("Filesystem", "Size", "Used", "Available", "Use%")
+			t.head = []string{"Filesystem", "Size", "Used", "Available", "Use%"}
 			show, share := sizes(human), 0.0
 			if info.Capacity > 0 {
 				share = 100 * float64(info.Used) / float64(info.Capacity)
-			}
-			if len(args) == 0 {
-				args = []string{"/"}
 			}
 			err = s.each(args, func(name string) error {
 				if _, err := s.client.Stat(ctx, s.path(name)); err != nil {
@@ -413,9 +423,6 @@ func freeCommand(run runner) *cobra.Command {
 				t.add("hdfs://"+s.client.NameNode(), show(info.Capacity), show(info.Used), show(info.Remaining), fmt.Sprintf("%.0f%%", share))
 				return nil
 			})
-			if err != nil && len(t.rows) == 1 {
-				return err // of all paths
-			}
 			return errors.Join(t.print(s.out), err)
 		}),
 	}
