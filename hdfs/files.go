@@ -31,8 +31,8 @@ func (c *Client) Open(ctx context.Context, name string) (*FileReader, error) {
 	return c.openBy(ctx, &c.read, name)
 }
 
-// OpenUnverified is Open of a file whose bytes are not compared with their checksums, to save
-// what is left of one that is damaged.
+// OpenUnverified is Open of a file whose bytes are not compared with their checksums, by nobody, to
+// save what is left of one that is damaged: they are those that a DataNode has.
 func (c *Client) OpenUnverified(ctx context.Context, name string) (*FileReader, error) {
 	cfg := c.read
 	cfg.Unverified = true

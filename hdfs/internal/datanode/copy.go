@@ -113,7 +113,7 @@ func (dn *DataNode) sendLegacy(ctx context.Context, rd *store.Reader, addr strin
 	}
 	defer dn.untrack(m.Conn)
 	defer m.r.Release()
-	s := sender{p: m, rd: rd, end: rd.Length, sums: true}
+	s := sender{p: m, rd: rd, end: rd.Length, sums: true, compare: true}
 	if _, err := s.run(nil); err != nil {
 		dn.noteCorrupt(rd, err)
 		// The other end may have said why it stopped reading.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
-	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
 // NativeCalls makes mux answer the calls of [native.CallService].
@@ -21,8 +21,8 @@ func (dn *DataNode) NativeCalls(mux *verbena.Mux) {
 	mux.Stream(native.MethodPush, dn.nativePush)
 }
 
-// nativeRead reads a range into registered memory and sends it from there. As HDFS does
-// it compares what it reads with the checksums only where the client does not.
+// nativeRead reads a range into registered memory and sends it from there. As in HDFS the
+// client compares, and who wants no checksums gets the bytes as they are.
 func (dn *DataNode) nativeRead(q verbena.Request) {
 	b, err := dn.readRange(q)
 	if err == nil {
@@ -48,7 +48,8 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 	}
 	defer dn.kept.done(r)
 	dn.countRead(&req)
-	start, data, sums := r.extent(&req)
+	sum := sent(r.Sum, req.Unverified)
+	start, data, sums := r.extent(&req, sum)
 	ctx, cancel := context.WithTimeout(q.Context(), dn.cfg.WriteTimeout)
 	defer cancel()
 	buf, err := q.Caller().Endpoint().Buffer(ctx, native.ReadHeaderLen+sums+data)
@@ -56,16 +57,12 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 		return nil, err
 	}
 	body := buf.Bytes()[native.ReadHeaderLen:]
-	read := (*store.Reader).Read
-	if req.Unverified {
-		read = (*store.Reader).ReadVerified
-	}
-	if err := read(r.Reader, body[sums:], body[:sums], start); err != nil {
+	if err := r.Read(body[sums:], body[:sums], start); err != nil {
 		buf.Release()
 		dn.noteCorrupt(r.Reader, err)
 		return nil, err
 	}
-	native.PutReadHeader(buf.Bytes(), &native.ReadAnswer{Sum: r.Sum, Offset: start}, sums, data)
+	native.PutReadHeader(buf.Bytes(), &native.ReadAnswer{Sum: sum, Offset: start}, sums, data)
 	return buf, nil
 }
 
@@ -107,13 +104,22 @@ func (dn *DataNode) countRead(q *native.ReadRequest) {
 	dn.reads.bytes.Add(uint64(q.Length))
 }
 
+// sent are the checksums that a client is sent of those that a replica has: none if it
+// compares nothing.
+func sent(sum transfer.Checksum, unverified bool) transfer.Checksum {
+	if unverified {
+		return sum.Without()
+	}
+	return sum
+}
+
 // extent is what is read for a request whose range the replica has: where it starts, and
-// how many bytes of data and of checksums it has.
-func (r *keptReplica) extent(q *native.ReadRequest) (start int64, data, sums int) {
+// how many bytes of data and of checksums, of the kind sum, it has.
+func (r *keptReplica) extent(q *native.ReadRequest, sum transfer.Checksum) (start int64, data, sums int) {
 	bpc := int64(r.Sum.BytesPerChunk)
 	start = q.Offset / bpc * bpc
 	data = int(min((q.Offset+int64(q.Length)+bpc-1)/bpc*bpc, r.Length) - start)
-	return start, data, int(r.Sum.Chunks(int64(data))) * r.Sum.Size()
+	return start, data, int(sum.Chunks(int64(data))) * sum.Size()
 }
 
 // answers has memory for the answer to a small read.
@@ -152,14 +158,15 @@ func (dn *DataNode) readNow(req *native.ReadRequest, header, b []byte) int {
 	if req.Length > native.MaxReadNow || req.Offset+int64(req.Length) > r.Length {
 		return 0
 	}
-	start, data, sums := r.extent(req)
+	sum := sent(r.Sum, req.Unverified)
+	start, data, sums := r.extent(req, sum)
 	size := native.ReadHeaderLen + sums + data
 	if size > len(b) {
 		return 0 // the chunks are very small, or very long
 	}
-	native.PutReadHeader(b, &native.ReadAnswer{Sum: r.Sum, Offset: start}, sums, data)
+	native.PutReadHeader(b, &native.ReadAnswer{Sum: sum, Offset: start}, sums, data)
 	body := b[native.ReadHeaderLen:size]
-	if !r.readNow(body[sums:], body[:sums], start) || req.Unverified && r.Sum.Verify(body[:sums], body[sums:]) != nil {
+	if !r.readNow(body[sums:], body[:sums], start) {
 		return 0
 	}
 	dn.countRead(req)

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
-	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 	"github.com/verbena-data/verbena/internal/limit"
 )
 
@@ -91,7 +91,7 @@ func (dn *DataNode) serveRing(q verbena.Request, s *verbena.Stream) error {
 		}
 		defer dn.rings.put(g)
 		slots := pulled{g}
-		err = f.run(q.Context(), slots, native.AppendRing(f.scratch[:0], &native.Ring{Sum: f.r.Sum, Token: g.exposure.Token()}))
+		err = f.run(q.Context(), slots, native.AppendRing(f.scratch[:0], &native.Ring{Sum: f.sum, Token: g.exposure.Token()}))
 		g.spoilt = !f.finished && f.free < native.RingSlots
 		return err
 	})
@@ -105,7 +105,7 @@ func (dn *DataNode) servePush(q verbena.Request, s *verbena.Stream) error {
 	return dn.feed(q, s, &req, header, func(f *feeder) error {
 		slots := &pushed{ep: q.Caller().Endpoint(), ring: ring, timeout: dn.cfg.WriteTimeout}
 		defer slots.rest()
-		return f.run(q.Context(), slots, native.AppendPush(f.scratch[:0], f.r.Sum))
+		return f.run(q.Context(), slots, native.AppendPush(f.scratch[:0], f.sum))
 	})
 }
 
@@ -124,12 +124,13 @@ func (dn *DataNode) feed(q verbena.Request, s *verbena.Stream, req *native.RingR
 		return err
 	}
 	defer dn.kept.done(r)
-	if !native.RingFits(r.Sum) {
+	sum := sent(r.Sum, req.Unverified)
+	if !native.RingFits(sum) {
 		return fmt.Errorf("%w: chunks of %d bytes do not fit one", errNoWindow, r.Sum.BytesPerChunk)
 	}
 	defer context.AfterFunc(dn.ctx, func() { _ = s.Close() })() // its error says nothing
 	bpc := int64(r.Sum.BytesPerChunk)
-	f := feeder{dn: dn, s: s, r: r, free: native.RingSlots, kept: native.RingSlots / 2, size: firstPiece, unverified: req.Unverified, length: req.Length}
+	f := feeder{dn: dn, s: s, r: r, free: native.RingSlots, kept: native.RingSlots / 2, size: firstPiece, sum: sum, length: req.Length}
 	f.off = req.Offset / bpc * bpc
 	f.end = min((req.Offset+req.Length+bpc-1)/bpc*bpc, r.Length)
 	f.advised = f.off
@@ -200,12 +201,12 @@ func (p *pushed) fill(ctx context.Context, slot uint64, n, sums int) error {
 
 // A feeder fills the slots of a ring for one reader.
 type feeder struct {
-	dn         *DataNode
-	s          *verbena.Stream
-	r          *keptReplica
-	slots      slots
-	unverified bool  // the client compares nothing
-	length     int64 // of what was asked for
+	dn     *DataNode
+	s      *verbena.Stream
+	r      *keptReplica
+	slots  slots
+	sum    transfer.Checksum // what the client compares
+	length int64             // of what was asked for
 
 	off, end int64 // what is still to be read: from a chunk's start to one's end, or the block's
 	advised  int64 // up to where the kernel has been told to read
@@ -250,18 +251,14 @@ func (f *feeder) may() bool { return f.free > f.kept }
 func (f *feeder) fill(ctx context.Context) error {
 	began := time.Now()
 	f.advise()
-	bpc := f.r.Sum.BytesPerChunk
+	bpc := f.sum.BytesPerChunk
 	n := int(min(int64(max(bpc, f.size/bpc*bpc)), f.end-f.off))
-	sums := int(f.r.Sum.Chunks(int64(n))) * f.r.Sum.Size()
+	sums := int(f.sum.Chunks(int64(n))) * f.sum.Size()
 	data, behind, err := f.slots.memory(ctx, f.pieces, n, sums)
 	if err != nil {
 		return err
 	}
-	read := (*store.Reader).Read
-	if f.unverified {
-		read = (*store.Reader).ReadVerified
-	}
-	if err := read(f.r.Reader, data, behind, f.off); err != nil {
+	if err := f.r.Read(data, behind, f.off); err != nil {
 		return err
 	}
 	if err := f.slots.fill(ctx, f.pieces, n, sums); err != nil {

@@ -29,7 +29,7 @@ const (
 	// ReadHeaderLen is what stands before the checksums of an answer.
 	ReadHeaderLen    = 24
 	readRequestLen   = 16
-	flagUnverified   = 1 // of a read: no checksums are wanted
+	flagUnverified   = 1 // of a read: the bytes are wanted as they are, without checksums
 	failureOfStatus0 = verbena.CodeApplication
 	mostStatus       = 1 << 15
 	// CodeNotNow is that of a MethodReadNow which waits for nothing.
@@ -41,7 +41,7 @@ const (
 type ReadRequest struct {
 	Offset     int64 // in the block, bytes
 	Length     int   // bytes, 1 to MaxRead
-	Unverified bool  // without checksums
+	Unverified bool  // as the bytes are, without checksums
 }
 
 // AppendReadRequest appends the payload of a [MethodRead], behind which header is the

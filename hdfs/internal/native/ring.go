@@ -49,7 +49,7 @@ const (
 // token follows it.
 type RingRequest struct {
 	Offset, Length int64 // in the block, bytes; one at least
-	Unverified     bool  // the client does not compare checksums
+	Unverified     bool  // as the bytes are, without checksums
 }
 
 // AppendRingRequest appends the payload of a [MethodRing], behind which header is the

@@ -51,6 +51,11 @@ func CRC32C() Checksum {
 	return Checksum{Type: hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C, BytesPerChunk: 512, table: castagnoli}
 }
 
+// Without is c for bytes that go without checksums: its chunks are those of c.
+func (c Checksum) Without() Checksum {
+	return Checksum{Type: hdfspb.ChecksumTypeProto_CHECKSUM_NULL, BytesPerChunk: c.BytesPerChunk}
+}
+
 // Proto is c as the protocol carries it.
 func (c Checksum) Proto() *hdfspb.ChecksumProto {
 	bpc := uint32(c.BytesPerChunk)

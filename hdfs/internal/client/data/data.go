@@ -111,7 +111,7 @@ type ReadRequest struct {
 	Node   *hdfspb.DatanodeInfoProto
 	Offset int64 // in the block, bytes
 	Length int64 // bytes, 1 or more
-	// Unverified asks for no checksums, which then protect nothing.
+	// Unverified asks for the bytes as they are: there are no checksums, and nobody compares.
 	Unverified bool
 	// Encoded, if it is not nil, is what EncodeHeader makes of Block, Token and Client.
 	Encoded []byte
