@@ -56,24 +56,33 @@ func copyCommand(run runner) *cobra.Command {
 // copyTree copies a file, or a directory with what is in it.
 func (s *session) copyTree(ctx context.Context, from, to string, p *put, keep kept) error {
 	var later afterwards
-	err := s.client.Walk(ctx, from, func(at string, info *hdfs.FileInfo, err error) error {
+	p.threads.fail(s.client.Walk(ctx, from, func(at string, info *hdfs.FileInfo, err error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if err != nil {
-			return err
+			p.threads.fail(err)
+			return nil
 		}
 		target := join(to, strings.TrimPrefix(at, from))
-		if info.IsDir() {
-			if err := s.client.MkdirAll(ctx, target, 0); err != nil {
-				return err
-			}
-		} else if err := p.threads.copy(ctx, func() error { return s.copyOne(ctx, at, target, info, p) }); err != nil {
-			return err
+		preserve := func() error { return s.preserve(ctx, at, target, info, keep) }
+		if !info.IsDir() {
+			p.threads.fail(p.threads.copy(ctx, func() error {
+				if err := s.copyOne(ctx, at, target, info, p); err != nil {
+					return err
+				}
+				return preserve()
+			}))
+			return nil
 		}
-		if keep != (kept{}) {
-			later = append(later, func() error { return s.preserve(ctx, at, target, info, keep) })
+		if err := s.makeDir(ctx, target, 0); err != nil {
+			p.threads.fail(err)
+			return fs.SkipDir
 		}
+		later = append(later, preserve)
 		return nil
-	})
-	return later.after(errors.Join(err, p.threads.wait()))
+	}))
+	return p.threads.finish(later)
 }
 
 func (s *session) copyOne(ctx context.Context, from, to string, info *hdfs.FileInfo, p *put) error {

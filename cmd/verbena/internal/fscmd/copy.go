@@ -92,7 +92,7 @@ func (p *put) flags(cmd *cobra.Command) {
 }
 
 // all stores what is local of the arguments under the last one, or in the home if there is
-// one alone, and then calls done for each.
+// one alone, and then calls done for each of which all is stored.
 func (p *put) all(ctx context.Context, s *session, args []string, done func(local string) error) error {
 	if len(args) == 1 {
 		args = append(args[:1:1], ".")
@@ -107,7 +107,7 @@ func (p *put) all(ctx context.Context, s *session, args []string, done func(loca
 		if name == "-" && to != target("") {
 			return errors.New("standard input has no name: give the path of a file, not of a directory")
 		}
-		if err := p.source(ctx, s, name, to); err != nil {
+		if err := p.source(ctx, s, name, to); err != nil || name == "-" {
 			return err
 		}
 		return done(name)
@@ -126,81 +126,78 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 	if !info.IsDir() {
 		return p.threads.copy(ctx, func() error { return p.file(ctx, s, local, target) })
 	}
-	var later modes
-	var times afterwards
-	err = filepath.WalkDir(local, func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		relative, err := filepath.Rel(local, name)
-		if err != nil {
-			return err
-		}
-		to := join(target, filepath.ToSlash(relative))
-		switch {
-		case d.IsDir():
-			info, err := d.Info()
-			if err != nil {
-				return err
-			}
-			if p.preserve {
-				times = append(times, func() error { return s.preserveLocal(ctx, to, info) })
-			}
-			if there, err := s.isDir(ctx, to); err != nil || there {
-				return err // what is there keeps its mode
-			}
-			return s.client.MkdirAll(ctx, to, later.forNow(to, info.Mode().Perm()))
-		case d.Type().IsRegular():
-			return p.threads.copy(ctx, func() error { return p.file(ctx, s, name, to) })
-		}
-		fmt.Fprintf(s.errOut, "put: %s is neither a file nor a directory: left out\n", name)
-		return nil
-	})
-	err = errors.Join(err, p.threads.wait(), later.set(func(name string, mode os.FileMode) error { return s.client.Chmod(ctx, name, mode) }))
-	return times.after(err)
+	tree := localTree{put: p, s: s}
+	tree.store(ctx, local, target, []fs.FileInfo{info})
+	p.threads.fail(context.Cause(ctx))
+	return p.threads.finish(tree.later)
 }
 
-// afterwards is what is set when a tree has been copied: a directory's times change while
-// it is filled.
-type afterwards []func() error
+// localTree is a local directory that is stored with all that is in it. Links are followed, as
+// Hadoop follows them.
+type localTree struct {
+	*put
+	s     *session
+	later afterwards
+}
 
-// after sets it, what is below first, unless the copy has failed with err.
-func (a afterwards) after(err error) error {
-	for _, set := range slices.Backward(a) {
-		if err == nil {
-			err = set()
+// store stores a directory, which is the last of above, in target. The others are those that
+// it lies in. What can't be stored is told. The end of ctx ends it, too.
+func (t *localTree) store(ctx context.Context, local, target string, above []fs.FileInfo) {
+	if err := t.make(ctx, target, above[len(above)-1]); err != nil {
+		t.threads.fail(err)
+		return
+	}
+	entries, err := os.ReadDir(local)
+	t.threads.fail(err)
+	for _, entry := range entries {
+		if ctx.Err() != nil {
+			return
 		}
+		name, to := filepath.Join(local, entry.Name()), join(target, entry.Name())
+		info, err := os.Stat(name)
+		switch {
+		case err != nil: // a link to what is not there, say
+			t.threads.fail(err)
+		case info.Mode().IsRegular():
+			t.threads.fail(t.threads.copy(ctx, func() error { return t.file(ctx, t.s, name, to) }))
+		case !info.IsDir():
+			t.threads.fail(fmt.Errorf("`%s': Is neither a file nor a directory", name))
+		case slices.ContainsFunc(above, func(dir fs.FileInfo) bool { return os.SameFile(dir, info) }):
+			t.threads.fail(fmt.Errorf("`%s': Is a link to a directory that it lies in", name))
+		default:
+			t.store(ctx, name, to, append(above, info))
+		}
+	}
+}
+
+// make makes a directory for what is in a local one. One that is there keeps its mode.
+func (t *localTree) make(ctx context.Context, target string, info fs.FileInfo) error {
+	there, err := t.s.isDir(ctx, target)
+	if err != nil {
+		return err
+	}
+	if !there {
+		mode := info.Mode().Perm()
+		if err := t.s.makeDir(ctx, target, fillable(mode)); err != nil {
+			return err
+		}
+		if mode != fillable(mode) {
+			t.later = append(t.later, func() error { return t.s.client.Chmod(ctx, target, mode) })
+		}
+	}
+	if t.preserve {
+		t.later = append(t.later, func() error { return t.s.preserveLocal(ctx, target, info) })
+	}
+	return nil
+}
+
+// makeDir makes a directory for what is to be copied into it. It may be there.
+func (s *session) makeDir(ctx context.Context, name string, mode os.FileMode) error {
+	err := s.client.MkdirAll(ctx, name, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return isNo(s.verb, name, syscall.ENOTDIR)
 	}
 	return err
-}
-
-// modes are those of directories that are to become unwritable for their owner
-// once all that belongs in them is there.
-type modes []struct {
-	name string
-	mode os.FileMode
-}
-
-// forNow is the mode to make a directory with: nobody has more rights than in
-// the end, except for the owner, who fills it.
-func (m *modes) forNow(name string, mode os.FileMode) os.FileMode {
-	const fill = 0o700
-	if mode|fill != mode {
-		*m = append(*m, struct {
-			name string
-			mode os.FileMode
-		}{name, mode})
-	}
-	return mode | fill
-}
-
-// set gives the directories their modes, those below first.
-func (m modes) set(chmod func(string, os.FileMode) error) error {
-	var errs []error
-	for _, d := range slices.Backward(m) {
-		errs = append(errs, chmod(d.name, d.mode))
-	}
-	return errors.Join(errs...)
 }
 
 func (p *put) file(ctx context.Context, s *session, local, target string) error {
@@ -335,11 +332,14 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 	if !info.IsDir() {
 		return g.threads.copy(ctx, func() error { return g.file(ctx, s, name, local, info) })
 	}
-	var later modes
-	var times afterwards
-	err = s.client.Walk(ctx, name, func(at string, info *hdfs.FileInfo, err error) error {
+	var later afterwards
+	g.threads.fail(s.client.Walk(ctx, name, func(at string, info *hdfs.FileInfo, err error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if err != nil {
-			return err
+			g.threads.fail(err)
+			return nil
 		}
 		relative, err := filepath.Rel(name, at)
 		if err != nil {
@@ -350,18 +350,25 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 		}
 		to := filepath.Join(local, relative)
 		if !info.IsDir() {
-			return g.threads.copy(ctx, func() error { return g.file(ctx, s, at, to, info) })
+			g.threads.fail(g.threads.copy(ctx, func() error { return g.file(ctx, s, at, to, info) }))
+			return nil
+		}
+		if there, err := os.Stat(to); err != nil || !there.IsDir() { // else it keeps its mode
+			mode := os.FileMode(octal(info.Mode())) & 0o777
+			if err := os.MkdirAll(to, fillable(mode)); err != nil {
+				g.threads.fail(err)
+				return fs.SkipDir
+			}
+			if mode != fillable(mode) {
+				later = append(later, func() error { return os.Chmod(to, mode) })
+			}
 		}
 		if g.preserve {
-			times = append(times, func() error { return preserveHere(to, info) })
+			later = append(later, func() error { return preserveHere(to, info) })
 		}
-		if there, err := os.Stat(to); err == nil && there.IsDir() {
-			return nil // it keeps its mode
-		}
-		return os.MkdirAll(to, later.forNow(to, os.FileMode(octal(info.Mode()))&0o777))
-	})
-	err = errors.Join(err, g.threads.wait(), later.set(os.Chmod))
-	return times.after(err)
+		return nil
+	}))
+	return g.threads.finish(later)
 }
 
 // file fetches into a temporary file beside the target and renames it, for the

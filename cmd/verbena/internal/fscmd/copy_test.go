@@ -1,7 +1,13 @@
 package fscmd
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -37,5 +43,215 @@ func TestUmaskIsHeeded(t *testing.T) {
 		if got := s.must("getfacl", name); !strings.Contains(got, want) {
 			t.Errorf("%s: %s, want %q", name, got, want)
 		}
+	}
+}
+
+// localFiles makes files below dir with their names in them, and the directories above.
+func localFiles(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		at := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte(name), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fails performs a command that must fail and say just so much, in any order.
+func (s *shell) fails(args []string, says ...string) {
+	s.t.Helper()
+	a := s.perform("", args...)
+	told := a.Err
+	for _, each := range says {
+		if !strings.Contains(told, each+"\n") {
+			s.t.Errorf("%v does not say %q: %s", args, each, a.Err)
+		}
+		told = strings.Replace(told, each+"\n", "", 1)
+	}
+	if a.Code != 1 || told != "" {
+		s.t.Errorf("%v: code %d, says %q, too", args, a.Code, told)
+	}
+}
+
+// A copy of a tree tells of each thing that can't be copied and goes on with all others, also
+// with threads. What was there stays as it is.
+func TestCopiesOfTreesGoOn(t *testing.T) {
+	s := startShell(t)
+	local := t.TempDir()
+	tree := filepath.Join(local, "tree")
+	localFiles(t, tree, "a/1", "a/2", "a/3", "b/4", "c/5", "d/6")
+	if err := os.Chmod(filepath.Join(tree, "c"), 0o555); err != nil {
+		t.Fatal(err)
+	}
+	writable := func(dir string) { t.Cleanup(func() { os.Chmod(dir, 0o755) }) } // so that it can be removed
+	writable(filepath.Join(tree, "c"))
+	s.must("put", tree, "/from")
+	localFiles(t, local, "other")
+	other := filepath.Join(local, "other")
+	for _, threads := range []string{"1", "4"} {
+		for verb, from := range map[string]string{"put": tree, "cp": "/from"} {
+			to := "/" + verb + threads
+			s.must("mkdir", "-p", to+"/tree/a", to+"/from/a")
+			for _, dir := range []string{to + "/tree", to + "/from"} {
+				s.must("put", other, dir+"/a/2")
+				s.must("put", other, dir+"/b")
+				s.must("touch", "-t", "20200102:030405", dir+"/a/2")
+			}
+			to += "/" + filepath.Base(from)
+			before := s.must("stat", "%a %b %X %Y", to+"/a/2", to+"/b")
+			s.fails([]string{verb, "-t", threads, "-p", from, filepath.Dir(to)}, verb+": `"+to+"/a/2': File exists", verb+": `"+to+"/b': Is not a directory")
+			for _, name := range []string{"a/1", "a/3", "c/5", "d/6"} {
+				if got := s.must("cat", to+"/"+name); got != name {
+					t.Errorf("%s %s: %q in %s", verb, threads, got, name)
+				}
+			}
+			if after := s.must("stat", "%a %b %X %Y", to+"/a/2", to+"/b"); after != before {
+				t.Errorf("%s %s: %q has become %q", verb, threads, before, after)
+			}
+			if got := s.must("stat", "%a", to+"/c"); got != "555\n" {
+				t.Errorf("%s %s: c has mode %s", verb, threads, got)
+			}
+			if a, b := s.must("stat", "%Y", "/from/d"), s.must("stat", "%Y", to+"/d"); verb == "cp" && a != b {
+				t.Errorf("cp -p %s does not keep the time of d: %s, %s", threads, a, b)
+			}
+		}
+
+		to := filepath.Join(local, "get"+threads)
+		localFiles(t, to, "from/a/2", "from/b")
+		to = filepath.Join(to, "from")
+		writable(filepath.Join(to, "c"))
+		s.fails([]string{"get", "-t", threads, "/from", filepath.Dir(to)}, "get: `"+to+"/a/2': File exists", "get: `"+to+"/b': Is not a directory")
+		for name, want := range map[string]string{"a/1": "a/1", "a/2": "from/a/2", "a/3": "a/3", "b": "from/b", "c/5": "c/5", "d/6": "d/6"} {
+			if got, err := os.ReadFile(filepath.Join(to, name)); err != nil || string(got) != want {
+				t.Errorf("get %s: %q in %s, %v", threads, got, name, err)
+			}
+		}
+		if info, err := os.Stat(filepath.Join(to, "c")); err != nil || info.Mode().Perm() != 0o555 {
+			t.Errorf("get %s: %v, %v", threads, info.Mode(), err)
+		}
+	}
+}
+
+// ending ends a command when it says something.
+type ending struct {
+	strings.Builder
+	end func()
+}
+
+func (e *ending) Write(b []byte) (int, error) {
+	e.end()
+	return e.Builder.Write(b)
+}
+
+// A command that is ended while it copies a tree tries nothing further.
+func TestCopiesOfTreesEnd(t *testing.T) {
+	s := startShell(t)
+	tree := filepath.Join(t.TempDir(), "tree")
+	localFiles(t, tree, "a/1", "a/2", "a/3", "b/4")
+	s.must("put", tree, "/from")
+	s.must("put", tree, "/to")
+	client, err := s.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var p put
+	var g get
+	for name, perform := range map[string]func(context.Context, *session) error{
+		"put": func(ctx context.Context, s *session) error { p.threads.begin(s); return p.source(ctx, s, tree, "/to") },
+		"cp": func(ctx context.Context, s *session) error {
+			p.threads.begin(s)
+			return s.copyTree(ctx, "/from", "/to", &p, kept{})
+		},
+		"get": func(ctx context.Context, s *session) error {
+			g.threads.begin(s)
+			return g.source(ctx, s, "/from", tree)
+		},
+	} {
+		ctx, end := context.WithCancel(t.Context())
+		said := ending{end: end}
+		err := perform(ctx, &session{client: client, errOut: &said, verb: name})
+		if lines := strings.Split(said.String(), "\n"); err == nil || len(lines) != 3 || !strings.Contains(lines[0], "/a/1") || !strings.Contains(lines[1], "canceled") {
+			t.Errorf("%s: %v, says %q", name, err, said.String())
+		}
+	}
+}
+
+// put follows links, as Hadoop does. What it can't store it tells.
+func TestPutFollowsLinks(t *testing.T) {
+	s := startShell(t)
+	local := t.TempDir()
+	localFiles(t, local, "tree/a", "away/b", "away/below/c")
+	link := func(to, name string) {
+		t.Helper()
+		if err := os.Symlink(to, filepath.Join(local, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("../away", "tree/dir")
+	link("../away/b", "tree/file")
+	link("tree", "link")
+	stored := map[string]string{"a": "tree/a", "dir/b": "away/b", "dir/below/c": "away/below/c", "file": "away/b"}
+	all := func(to string) {
+		t.Helper()
+		for name, want := range stored {
+			if got := s.must("cat", to+"/"+name); got != want {
+				t.Errorf("%s/%s: %q, want %q", to, name, got, want)
+			}
+		}
+	}
+	s.must("put", filepath.Join(local, "link"), "/through-a-link")
+	all("/through-a-link")
+
+	// What is left out keeps the tree here.
+	link("nowhere", "tree/broken")
+	link("..", "away/below/up") // to away, through tree/dir as well
+	link("../tree", "tree/loop")
+	dir, err := os.MkdirTemp("", "s") // for names that sockets can have
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	listener, err := net.Listen("unix", filepath.Join(dir, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	link(filepath.Join(dir, "socket"), "tree/socket")
+	at := filepath.Join(local, "tree")
+	for _, verb := range []string{"put", "moveFromLocal"} {
+		s.fails([]string{verb, at, "/" + verb}, verb+": `"+at+"/broken': No such file or directory", verb+": `"+at+"/dir/below/up': Is a link to a directory that it lies in",
+			verb+": `"+at+"/loop': Is a link to a directory that it lies in", verb+": `"+at+"/socket': Is neither a file nor a directory")
+		all("/" + verb)
+	}
+	for _, name := range []string{"tree/broken", "tree/loop", "away/below/up", "tree/socket"} {
+		if err := os.Remove(filepath.Join(local, name)); err != nil {
+			t.Error(err)
+		}
+	}
+
+	// What is moved is gone, but not what links in it lead to.
+	s.must("moveFromLocal", at, "/moved")
+	all("/moved")
+	if _, err := os.Lstat(at); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the tree that was moved: %v", err)
+	}
+	for _, name := range []string{"away/b", "away/below/c"} {
+		if _, err := os.Stat(filepath.Join(local, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// moveFromLocal of standard input removes no file that is named so.
+func TestMoveFromStandardInputRemovesNothing(t *testing.T) {
+	s := startShell(t)
+	t.Chdir(t.TempDir())
+	localFiles(t, ".", "-")
+	if a := s.perform("content", "moveFromLocal", "-", "/x"); a.Code != 0 || s.must("cat", "/x") != "content" {
+		t.Errorf("%+v", a)
+	}
+	if _, err := os.Stat("-"); err != nil {
+		t.Error(err)
 	}
 }

@@ -2,7 +2,8 @@ package fscmd
 
 import (
 	"context"
-	"errors"
+	"os"
+	"slices"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -16,7 +17,7 @@ type threads struct {
 	turns  chan struct{}
 	wg     sync.WaitGroup
 	mu     sync.Mutex
-	failed []error
+	failed failures
 }
 
 func (t *threads) flags(cmd *cobra.Command) {
@@ -34,7 +35,7 @@ func (t *threads) begin(s *session) {
 // alone tells whether one file is copied at a time.
 func (t *threads) alone() bool { return t.turns == nil }
 
-// copy copies a file by f, or has that begun. What fails later is told, and wait returns it.
+// copy copies a file by f, or has that begun. What fails later is as if fail were called.
 func (t *threads) copy(ctx context.Context, f func() error) error {
 	if t.alone() {
 		return f()
@@ -46,19 +47,40 @@ func (t *threads) copy(ctx context.Context, f func() error) error {
 	}
 	t.wg.Go(func() {
 		defer func() { <-t.turns }()
-		if err := f(); err != nil {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			t.failed = append(t.failed, t.s.say(err))
-		}
+		t.fail(f())
 	})
 	return nil
 }
 
-// wait waits for what has been begun.
+// fail tells of an error, which wait returns: the copy goes on with what is left.
+func (t *threads) fail(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failed.add(t.s, err)
+}
+
+// wait waits for what has been begun, and returns what has failed since it was called before.
 func (t *threads) wait() error {
 	t.wg.Wait()
-	err := errors.Join(t.failed...)
-	t.failed = nil
+	err := t.failed.err()
+	t.failed = failures{}
 	return err
 }
+
+// afterwards is what is done with directories when they have been filled, in the order in
+// which they were made: their times change before, and some are not to be written then.
+type afterwards []func() error
+
+// finish waits for what has been begun and does what is to be done afterwards, what is below
+// first. It returns what has failed.
+func (t *threads) finish(later afterwards) error {
+	t.wg.Wait()
+	for _, do := range slices.Backward(later) {
+		t.fail(do())
+	}
+	return t.wait()
+}
+
+// fillable is the mode to make a directory with that is to have another one in the end: the
+// owner, who fills it, may have more rights before, nobody else.
+func fillable(mode os.FileMode) os.FileMode { return mode | 0o700 }
