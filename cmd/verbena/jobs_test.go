@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -277,6 +278,52 @@ func TestProcessGoesBeforeItHasJoined(t *testing.T) {
 		m.Close()
 		all.Wait()
 		cancel()
+	}
+}
+
+// TestJobsEndAsShellsExpect has nobody read what groupby prints, and an interrupt while a sort waits for another process: both end
+// silently, as the usual commands do.
+func TestJobsEndAsShellsExpect(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in")
+	if err := os.WriteFile(in, []byte("b\na\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start := func(args ...string) (*exec.Cmd, *strings.Builder) {
+		cmd, _ := asProcess(t, nil, args...)
+		var said strings.Builder
+		cmd.Stdout, cmd.Stderr = nil, &said
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(cmd.Start(), out.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return cmd, &said
+	}
+	cmd, said := start("groupby", "--format", "words", "--count", "--workers", "2", in)
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 141 || said.String() != "" {
+		t.Errorf("%v, %q", cmd.ProcessState, said)
+	}
+	meet := filepath.Join(dir, "meet")
+	cmd, said = start("sort", "--rank", "0", "--size", "2", "--rendezvous", "unix:"+meet, "-o", in+".sorted", in)
+	for {
+		c, err := net.Dial("unix", meet)
+		if err == nil {
+			_ = c.Close()
+			break
+		}
+		if t.Context().Err() != nil {
+			t.Fatal("nobody listens")
+		}
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+	if how := cmd.ProcessState.Sys().(syscall.WaitStatus); !how.Signaled() || how.Signal() != syscall.SIGINT || said.String() != "" {
+		t.Errorf("%v, %q", cmd.ProcessState, said)
 	}
 }
 

@@ -20,8 +20,10 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/settings"
+	"github.com/verbena-data/verbena/internal/signals"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/shuffle/launch"
 )
 
 func main() {
@@ -31,10 +33,16 @@ func main() {
 	root := command()
 	root.SetArgs(fscmd.Arguments(os.Args[1:]))
 	err := root.ExecuteContext(ctx)
+	interrupted := signals.Of(ctx)
 	stop()
 	var told *fscmd.Failure
+	isTold := errors.As(err, &told)
 	switch {
-	case errors.As(err, &told):
+	case interrupted != nil && (isTold || err != nil && signals.Ends(ctx, err)):
+		signals.Die(interrupted)
+	case errors.Is(err, launch.ErrOutputClosed):
+		os.Exit(signals.BrokenPipe)
+	case isTold:
 		os.Exit(told.Code)
 	case err != nil:
 		// The runtime's errors begin with its name, which is the command's, too.

@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/signals"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/launch"
@@ -95,18 +96,24 @@ type Process struct {
 var ErrTold = errors.New("the parent process tells why")
 
 // Main is Run as a program's main: it adds the flags of [Config.AddFlags] to those that the program has, and parses them. If the
-// job fails it says why and exits with 1. An interrupt ends all processes.
+// job fails it says why and exits with 1. An interrupt, or SIGTERM, ends all processes, and then this one by that signal; and when
+// nobody reads the output any more, it exits with 141, as a shell says of one that SIGPIPE has ended. It says nothing then.
 func Main(work func(context.Context, *Process) error) {
 	var c Config
 	c.AddFlags(flag.CommandLine)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := Run(ctx, c, work)
+	interrupted := signals.Of(ctx)
 	stop()
-	if err == nil {
+	switch {
+	case err == nil:
 		return
-	}
-	if !errors.Is(err, ErrTold) {
+	case interrupted != nil && (errors.Is(err, ErrTold) || signals.Ends(ctx, err)):
+		signals.Die(interrupted)
+	case errors.Is(err, launch.ErrOutputClosed):
+		os.Exit(signals.BrokenPipe)
+	case !errors.Is(err, ErrTold):
 		fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err)
 	}
 	os.Exit(1)

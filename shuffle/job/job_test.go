@@ -1,6 +1,7 @@
 package job
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,14 @@ func play(ctx context.Context, p *Process, role string) error {
 		case "die":
 			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
+	}
+	if p.Rank == 0 && role == "write" {
+		for {
+			fmt.Println("much")
+		}
+	}
+	if p.Rank == 0 && role == "wait" {
+		fmt.Println("busy")
 	}
 	if role != "succeed" {
 		<-ctx.Done() // busy, and in no exchange
@@ -162,6 +171,55 @@ func freePort(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return port
+}
+
+// TestInterrupted has the user interrupt a job, as a terminal does, and SIGTERM come to the one process that others know of: all end
+// silently, and by the signal.
+func TestInterrupted(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		cmd := process(t, "wait", "-workers", "2")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		var said strings.Builder
+		cmd.Stderr = &said
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "busy\n" {
+			t.Errorf("%q, %v", line, err)
+		}
+		to := -cmd.Process.Pid
+		if s == syscall.SIGTERM {
+			to = cmd.Process.Pid
+		}
+		if err := syscall.Kill(to, s); err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Wait()
+		if how := cmd.ProcessState.Sys().(syscall.WaitStatus); !how.Signaled() || how.Signal() != s || said.String() != "" {
+			t.Errorf("%v: %v, %q", s, cmd.ProcessState, said.String())
+		}
+	}
+}
+
+// TestOutputClosed has nobody read what process 0 writes: the job ends silently, with the status that shells give to SIGPIPE.
+func TestOutputClosed(t *testing.T) {
+	cmd := process(t, "write", "-workers", "2")
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(cmd.Start(), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 141 || said.String() != "" {
+		t.Errorf("%v, %q", cmd.ProcessState, said.String())
+	}
 }
 
 // TestLaunched has something else start the processes, which misses nobody: they learn of each other's end by themselves.

@@ -111,6 +111,8 @@ func (l Local) Run(ctx context.Context) (err error) {
 		return context.Cause(ctx)
 	case first == nil:
 		return nil
+	case first.rank == 0 && endedByPipe(first.err):
+		return fmt.Errorf("process 0 of %d: %w", l.Workers, ErrOutputClosed)
 	case first.said != "":
 		return fmt.Errorf("process %d of %d: %s", first.rank, l.Workers, first.said)
 	}
@@ -205,7 +207,7 @@ func (c *child) wait() ended {
 		o.end()
 	}
 	for _, o := range c.outlets {
-		if <-o.done; err == nil {
+		if <-o.done; o.err != nil && (err == nil || endedByPipe(err)) {
 			err = o.err
 		}
 	}
@@ -216,6 +218,20 @@ func (c *child) wait() ended {
 		err = errEarly
 	}
 	return ended{c.rank, err, c.last.Failed, c.last.Caused}
+}
+
+// ErrOutputClosed is why a job fails whose process 0 writes to a pipe that nobody reads any more. A shell's other commands end
+// silently then.
+var ErrOutputClosed = errors.New("nobody reads the output any more")
+
+// endedByPipe tells whether a process has written to a pipe that nobody reads.
+func endedByPipe(err error) bool {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGPIPE
 }
 
 // errEarly is how a process has ended that the others would wait for.
