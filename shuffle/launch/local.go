@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -58,11 +57,11 @@ type ended struct {
 // [Child.Done], the others are told to end, and killed 10 s later. The error is the first process's whose failure was not
 // that of another one.
 func (l Local) Run(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp("", "verbena-job-")
+	place, remove, err := newPlace()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, remove()) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	results := make(chan ended)
@@ -70,7 +69,7 @@ func (l Local) Run(ctx context.Context) (err error) {
 	var children []*child
 	failStart := error(nil)
 	for rank := range l.Workers {
-		c, err := l.start(rank, "unix:"+filepath.Join(dir, "meet"), &one)
+		c, err := l.start(rank, place, &one)
 		if err != nil {
 			failStart = fmt.Errorf("starting process %d: %w", rank, err)
 			break

@@ -162,6 +162,9 @@ func withHost(address string, seen net.Addr) string {
 	return net.JoinHostPort("127.0.0.1", port)
 }
 
+// isAbstract tells whether a socket has a name in no directory, as Linux has them.
+func isAbstract(kind, place string) bool { return kind == "unix" && strings.HasPrefix(place, "@") }
+
 // checkDirectory makes sure that nobody else has made the directory in which this user's processes meet, or may change what is
 // in it. Whoever does could have them meet with processes of his own. It need not exist yet.
 func checkDirectory(kind, place string) error {
@@ -184,7 +187,7 @@ func checkDirectory(kind, place string) error {
 // listen is rank 0's. It makes a socket's directory, for the user alone, if there is none.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	kind, place := network(address)
-	if kind == "unix" && !strings.HasPrefix(place, "@") {
+	if kind == "unix" && !isAbstract(kind, place) {
 		dir := filepath.Dir(place)
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
@@ -297,6 +300,10 @@ func (m *meeting) serve(ctx context.Context, l net.Listener) (end func()) {
 			c, err := l.Accept()
 			if err != nil {
 				return
+			}
+			if checkPeer(c, l.Addr().Network(), l.Addr().String()) != nil {
+				_ = c.Close()
+				continue
 			}
 			serving.Go(func() { m.welcome(all, c) })
 		}
@@ -549,6 +556,10 @@ func dialUntil(ctx context.Context, kind, place string) (net.Conn, error) {
 		}
 		c, err := (&net.Dialer{}).DialContext(ctx, kind, place)
 		if err == nil {
+			if err = checkPeer(c, kind, place); err != nil {
+				_ = c.Close()
+				return nil, err
+			}
 			return c, nil
 		}
 		select {
