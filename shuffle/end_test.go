@@ -127,6 +127,31 @@ func TestBatchesAreHeld(t *testing.T) {
 	}
 }
 
+// What has been spilt is neither moved nor looked at when more is: only what lies in memory is in the queue for that.
+func TestSpiltIsOutOfTheQueue(t *testing.T) {
+	x := alone(t, shuffle.Config{Memory: 64 << 10, Spill: t.TempDir()})
+	s, r := x.Sender(0), x.Receiver(0)
+	const records = 2000
+	most := 0
+	for n := range records {
+		if err := s.Send(0, record(0, 0, n, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, x.Resident(0))
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if spilt := x.Spilt(0); spilt < 10*most || most > shuffle.Depth {
+		t.Errorf("%d blocks are spilt, and there were up to %d in the queue", spilt, most)
+	}
+	for n := range records {
+		if b, err := r.Next(t.Context()); err != nil || !bytes.Equal(b, record(0, 0, n, 1000)) {
+			t.Fatalf("record %d: %d bytes, %v", n, len(b), err)
+		}
+	}
+}
+
 // What was spilt is read once, and in order, however much of it is left unread when more is spilt.
 func TestSpillFileIsUsedAgain(t *testing.T) {
 	x := alone(t, shuffle.Config{Memory: 64 << 10, Spill: t.TempDir()})

@@ -32,6 +32,22 @@ func (x *Exchange) Forge(rank, at int, word uint64) {
 // Rests tells whether the process has told its peers that it rests.
 func (x *Exchange) Rests() bool { return !x.idle.armed.Load() }
 
+// Resident and Spilt are how many blocks wait for a thread in memory and in its spill file.
+func (x *Exchange) Resident(thread int) int {
+	r := x.receivers[thread]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.queue.Len()
+}
+
+// Spilt is said beside Resident.
+func (x *Exchange) Spilt(thread int) int {
+	r := x.receivers[thread]
+	r.spilling.Lock()
+	defer r.spilling.Unlock()
+	return r.spilt.Len()
+}
+
 // Ended is closed when the exchange has failed and the peers have been told, or when it is closed.
 func (x *Exchange) Ended() <-chan struct{} { return x.ctx.Done() }
 

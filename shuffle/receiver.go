@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/crc32c"
+	"github.com/verbena-data/verbena/internal/fifo"
 	"github.com/verbena-data/verbena/internal/prefetch"
 	"github.com/verbena-data/verbena/shuffle/internal/flow"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
@@ -50,14 +51,14 @@ type Receiver struct {
 	blocks  []uint32    // that have come from each process
 
 	mu      sync.Mutex
-	queue   []item // that have arrived, in order
+	queue   fifo.Queue[item] // that have arrived, in order, behind those in spilt
 	sleeper sleeper
 
-	spilling sync.Mutex // held while items of the queue are written to file, and none is taken
+	spilling sync.Mutex       // held while items of the queue are written to file, and none is taken
+	spilt    fifo.Queue[item] // that lie in the file
 	file     *spillFile
 
-	taken   []item // that were queued
-	nextOne int    // of taken
+	taken fifo.Queue[item] // that were queued, if there is no spill directory
 
 	current *holding // or nil
 	parts   []byte   // of it, that follow
@@ -90,7 +91,7 @@ func newReceiver(x *Exchange, thread int) *Receiver {
 // push adds what has arrived; the receiver has to be woken then. full says that somebody may be waiting for room.
 func (r *Receiver) push(it item, full bool) {
 	r.mu.Lock()
-	r.queue = append(r.queue, it)
+	r.queue.Push(it)
 	r.mu.Unlock()
 	if full && r.x.spill != nil {
 		r.x.spill.wants(r)
@@ -266,19 +267,17 @@ func (r *Receiver) tryTake() (it item, ok bool) {
 	if r.x.spill != nil {
 		return r.takeOne()
 	}
-	if r.nextOne == len(r.taken) {
+	if r.taken.Len() == 0 {
 		r.mu.Lock()
-		clear(r.taken)
-		r.taken, r.queue = r.queue, r.taken[:0]
+		r.taken, r.queue = r.queue, r.taken
 		r.mu.Unlock()
-		r.nextOne = 0
-		if len(r.taken) == 0 {
+		if r.taken.Len() == 0 {
 			return it, false
 		}
 	}
-	it = r.taken[r.nextOne]
-	if r.nextOne++; r.nextOne < len(r.taken) {
-		prefetch.ToRead(r.taken[r.nextOne].data, headAhead)
+	it = r.taken.Pop()
+	if r.taken.Len() > 0 {
+		prefetch.ToRead(r.taken.Front().data, headAhead)
 	}
 	return it, true
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -107,20 +108,14 @@ func (s *spiller) run() {
 	}
 }
 
-// spill writes what is in a receiver's queue, if a stream is still full.
+// spill writes what is in a receiver's queue, if a stream is still full. What has been spilt before it leaves alone.
 func (s *spiller) spill(r *Receiver) error {
 	r.spilling.Lock()
 	defer r.spilling.Unlock()
 	r.mu.Lock()
-	items := append([]item(nil), r.queue...)
+	items := slices.Clone(r.queue.Values())
 	r.mu.Unlock()
-	full := false
-	for i := range items {
-		if it := &items[i]; !it.spilt {
-			full = full || it.from.pressing(r.thread, it)
-		}
-	}
-	if !full {
+	if !slices.ContainsFunc(items, func(it item) bool { return it.from.pressing(r.thread, &it) }) {
 		return nil
 	}
 	if r.file == nil {
@@ -133,27 +128,24 @@ func (s *spiller) spill(r *Receiver) error {
 	if r.file.items == 0 {
 		r.file.end = 0
 	}
-	var freed []item
-	for i := range items {
-		it := &items[i]
-		if it.spilt {
-			continue
-		}
+	for _, it := range items {
 		if _, err := r.file.f.WriteAt(it.data, r.file.end); err != nil {
 			return err
 		}
-		freed = append(freed, *it)
 		s.bytes.Add(uint64(len(it.data)))
 		it.spilt, it.at, it.length = true, r.file.end, len(it.data)
 		it.data, it.block = nil, nil
 		r.file.end += int64(it.length)
 		r.file.items++
+		r.spilt.Push(it)
 	}
 	r.mu.Lock()
-	copy(r.queue, items) // none was taken meanwhile
+	for range items {
+		r.queue.Pop() // none was taken meanwhile
+	}
 	r.mu.Unlock()
-	for i := range freed {
-		freed[i].from.freed(r.thread, &freed[i])
+	for i := range items {
+		items[i].from.freed(r.thread, &items[i])
 	}
 	return nil
 }
@@ -163,16 +155,15 @@ func (s *spiller) spill(r *Receiver) error {
 func (r *Receiver) takeOne() (it item, ok bool) {
 	r.spilling.Lock()
 	defer r.spilling.Unlock()
+	if r.spilt.Len() > 0 {
+		return r.spilt.Pop(), true
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) == 0 {
+	if r.queue.Len() == 0 {
 		return it, false
 	}
-	it = r.queue[0]
-	copy(r.queue, r.queue[1:])
-	r.queue[len(r.queue)-1] = item{}
-	r.queue = r.queue[:len(r.queue)-1]
-	return it, true
+	return r.queue.Pop(), true
 }
 
 // detach copies an item, so that its place is free although the receiver's goroutine may

@@ -1,5 +1,5 @@
 // Package fifo is a queue that keeps its memory: in steady state it allocates
-// nothing, and what has been taken out of it takes no room, even if it is never empty.
+// nothing, and what has been taken out of it takes no more room than what is in it, even if it is never empty.
 package fifo
 
 // A Queue holds values in the order in which they were pushed. The zero value is
@@ -15,9 +15,10 @@ func (q *Queue[T]) Len() int { return len(q.items) - q.first }
 // Cap is how many values there is memory for.
 func (q *Queue[T]) Cap() int { return cap(q.items) }
 
-// Push puts v at the end.
+// Push puts v at the end. For each value that it moves one has been taken since it last did, so that a long queue is
+// no slower than a short one.
 func (q *Queue[T]) Push(v T) {
-	if q.first > 0 && len(q.items) == cap(q.items) {
+	if len(q.items) == cap(q.items) && q.first > 0 && q.first >= q.Len() {
 		n := copy(q.items, q.items[q.first:])
 		clear(q.items[n:])
 		q.items, q.first = q.items[:n], 0
@@ -28,6 +29,9 @@ func (q *Queue[T]) Push(v T) {
 // Front is the first value, which must be there. The pointer is valid until the next
 // Push, Pop or Remove.
 func (q *Queue[T]) Front() *T { return &q.items[q.first] }
+
+// Values are all in order. The slice is valid until the next Push, Pop, Remove or Clear.
+func (q *Queue[T]) Values() []T { return q.items[q.first:] }
 
 // Pop takes the first value out, which must be there.
 func (q *Queue[T]) Pop() T {

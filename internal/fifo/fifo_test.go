@@ -35,6 +35,9 @@ func TestAgainstSlice(t *testing.T) {
 			}
 			model = nil
 		}
+		if !slices.Equal(q.Values(), model) {
+			t.Fatalf("seed %d, step %d: other values than those of a slice", *seed, step)
+		}
 		if q.Len() != len(model) {
 			t.Fatalf("seed %d, step %d: %d values, want %d", *seed, step, q.Len(), len(model))
 		}
@@ -49,6 +52,26 @@ func TestAgainstSlice(t *testing.T) {
 				t.Fatalf("seed %d, step %d: a value that was taken is kept behind the last", *seed, step)
 			}
 		}
+	}
+}
+
+// A long queue that stays as long moves few values, and has not much more memory than it needs.
+func TestLongQueue(t *testing.T) {
+	const long, turns = 1 << 12, 1 << 16
+	var q Queue[int]
+	for i := range long {
+		q.Push(i)
+	}
+	moved := 0
+	for range turns {
+		q.Pop()
+		before := q.first
+		if q.Push(0); q.first < before {
+			moved += q.Len() - 1
+		}
+	}
+	if moved > turns || q.Cap() > 4*long {
+		t.Errorf("%d values were moved when %d were pushed, and there is room for %d where %d wait", moved, turns, q.Cap(), long)
 	}
 }
 
