@@ -24,7 +24,7 @@ func groupbyCommand(o *options) *cobra.Command {
 		Long: `Group the records of files by a field, and count them or add up another field. Each
 process reads a part and adds up what it sees; partial results go to the process that
 has the range of the key. Results come in the order of the keys (as bytes), on standard
-output or in a file. Files may be hdfs://HOST:PORT/PATH.
+output or in a file.
 
   csv     RFC 4180, with quotes and newlines within them; the first record of each file
           names the fields, which may be given by number, too
@@ -34,6 +34,7 @@ output or in a file. Files may be hdfs://HOST:PORT/PATH.
 
 A UTF-8 byte order mark at the beginning of a file is left out.
 
+` + inputHelp + `
 Sums are exact: 0.1 and 0.2 are 0.3. A record without the key is left out, and one without
 the field adds nothing. What the memory does not hold goes to temporary files.
 
@@ -48,6 +49,10 @@ job, and the error tells in which file and at which byte it begins.
   verbena groupby --format words --count book.txt | sort -k2 -n -r | head`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if cfg.Output, err = outputFile(cmd); err != nil {
+				return err
+			}
 			cfg.Format, cfg.Inputs, cfg.Print = groupby.Format(format), args, cmd.OutOrStdout()
 			switch {
 			case !slices.Contains(groupby.Formats, cfg.Format):
@@ -59,11 +64,12 @@ job, and the error tells in which file and at which byte it begins.
 			case cfg.Format != groupby.Words && cfg.Key == "":
 				return errors.New("by which field? --key names it")
 			case j.JSON && cfg.Output == "":
-				return errors.New("--json tells what was done on standard output, where the results go: name a file with -o")
+				return errJSONOutput
 			}
 			j.Work = func(ctx context.Context, p *jobcmd.Part) (_ any, err error) {
 				files := o.files(p.Runtime, j.Transport)
 				defer closing(&err, files)
+				files.Instead = p.Instead
 				own := cfg
 				own.Memory, own.Files, own.Temporary = p.Memory, files.Files, temporary(j.Temporary, cfg.Output)
 				own.Progress = p.Tell
@@ -81,6 +87,7 @@ job, and the error tells in which file and at which byte it begins.
 				}
 				return nil
 			}
+			j.Inputs, j.Spool = args, temporary(j.Temporary, cfg.Output)
 			return o.runJob(cmd, j)
 		},
 	}
@@ -89,7 +96,7 @@ job, and the error tells in which file and at which byte it begins.
 	flags.StringVar(&cfg.Key, "key", "", "`FIELD` to group by")
 	flags.BoolVar(&count, "count", false, "count the records of each group")
 	flags.StringVar(&cfg.Sum, "sum", "", "add up this `FIELD` of each group")
-	flags.StringVarP(&cfg.Output, "output", "o", "", "`FILE` to write, in place of what is there (default: standard output)")
+	flags.StringP("output", "o", "", outputUsage)
 	j.AddFlags(flags, choiceOfTransports())
 	return cmd
 }

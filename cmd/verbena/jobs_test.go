@@ -449,8 +449,16 @@ func TestJobsOnHDFS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second one replaces the output of the first
-		verbenaProcess(t, nil, "sort", "--format", "gensort", "--workers", "2", "--memory", "256MiB", "-o", at+"/out/sorted", at+"/in/a")
+	for _, name := range []string{"/in/_SUCCESS", "/in/.hidden"} {
+		if _, err := run(t, "", "gensort", "7", at+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, in := range []string{"/in", "/i*/{a,b}"} { // the second one replaces the output of the first
+		verbenaProcess(t, nil, "sort", "--format", "gensort", "--workers", "2", "--memory", "256MiB", "-o", at+"/out/sorted", at+in)
+	}
+	if cmd, said := asProcess(t, nil, "sort", "--workers", "2", "--memory", "256MiB", at+"/in/b*"); cmd.Run() == nil || !strings.Contains(said.String(), "/in/b*: no file matches this pattern") {
+		t.Error(said)
 	}
 	report, err := run(t, "", "valsort", at+"/out/sorted")
 	if err != nil || !strings.Contains(report, "Checksum: "+checksum+"Duplicate keys: 0\nSUCCESS") {
@@ -504,24 +512,27 @@ func TestPairsCommand(t *testing.T) {
 
 func TestJobsRefuse(t *testing.T) {
 	for want, args := range map[string][]string{
-		"-o FILE":               {"sort", "x"},
-		"name a file with -o":   {"groupby", "--count", "--key", "k", "--json", "x"},
-		"no format":             {"sort", "-o", "y", "--format", "csv", "x"},
-		"needs":                 {"sort", "-o", "y", "--memory", "100MiB", "--workers", "4", "x"},
-		"no transport":          {"sort", "-o", "y", "--transport", "ether", "x"},
-		"missing port":          {"sort", "-o", "y", "--metrics", "here", "x"},
-		"the port is no number": {"sort", "-o", "y", "--metrics", "here:there", "x"},
-		"no port 70000":         {"sort", "-o", "y", "--metrics", "here:70000", "x"},
-		"want bytes":            {"sort", "-o", "y", "--memory", "much", "x"},
-		"--rendezvous":          {"sort", "-o", "y", "--rank", "0", "--size", "2", "x"},
-		"either --count":        {"groupby", "--key", "k", "x"},
-		"--key names it":        {"groupby", "--count", "x"},
-		"counted by themselves": {"groupby", "--format", "words", "--count", "--key", "k", "x"},
-		"want a number":         {"gensort", "many", "x"},
-		"2^128":                 {"gensort", "-b", "-1", "1", "x"},
-		"no operation":          {"pairs", "join", "--workers", "1"},
-		"no such file":          {"valsort", "/nowhere/x"},
-		"not a regular file":    {"valsort", os.DevNull},
+		"-o names no file":                    {"sort", "-o", "", "x"},
+		"-o /dev/fd/2: that is an open file":  {"sort", "-o", "/dev/fd/2", "x"},
+		"-o /dev/null: that is not a regular": {"groupby", "--count", "--key", "k", "-o", os.DevNull, "x"},
+		"--json tells":                        {"sort", "--json", "x"},
+		"name a file with -o":                 {"groupby", "--count", "--key", "k", "--json", "x"},
+		"no format":                           {"sort", "-o", "y", "--format", "csv", "x"},
+		"needs":                               {"sort", "-o", "y", "--memory", "100MiB", "--workers", "4", "x"},
+		"no transport":                        {"sort", "-o", "y", "--transport", "ether", "x"},
+		"missing port":                        {"sort", "-o", "y", "--metrics", "here", "x"},
+		"the port is no number":               {"sort", "-o", "y", "--metrics", "here:there", "x"},
+		"no port 70000":                       {"sort", "-o", "y", "--metrics", "here:70000", "x"},
+		"want bytes":                          {"sort", "-o", "y", "--memory", "much", "x"},
+		"--rendezvous":                        {"sort", "-o", "y", "--rank", "0", "--size", "2", "x"},
+		"either --count":                      {"groupby", "--key", "k", "x"},
+		"--key names it":                      {"groupby", "--count", "x"},
+		"counted by themselves":               {"groupby", "--format", "words", "--count", "--key", "k", "x"},
+		"want a number":                       {"gensort", "many", "x"},
+		"2^128":                               {"gensort", "-b", "-1", "1", "x"},
+		"no operation":                        {"pairs", "join", "--workers", "1"},
+		"no such file":                        {"valsort", "/nowhere/x"},
+		"not a regular file":                  {"valsort", os.DevNull},
 	} {
 		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, %s; want %q", args, err, out, want)

@@ -7,9 +7,11 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,18 +28,20 @@ import (
 
 func sortCommand(o *options) *cobra.Command {
 	var format string
-	var output string
 	j := &jobcmd.Job{What: "sort", Divide: sort.Divide}
 	cmd := &cobra.Command{
-		Use:   "sort [flags] -o OUT FILE...",
+		Use:   "sort [flags] [-o OUT] FILE...",
 		Short: "Sort files that are larger than the memory, by several processes",
 		Long: `Sort the lines, or gensort's records, of files into one file. Each process reads a part,
 sends every record to the process that has its range of keys (the ranges come from a
 sample), sorts what it receives, with temporary files if that is more than its memory,
-and writes its range into the output. Files may be hdfs://HOST:PORT/PATH.
+and writes its range into the output. Without -o, or with -o -, process 0 writes all of
+it to the standard output, which is slower.
 
 Lines are ordered as bytes, as LC_ALL=C sort does; a last line without a newline gets
 one. The output appears under its name when it is whole and on the disk.
+
+` + inputHelp + `
 
 A line must fit into a quarter of a thread's share of --memory, which is that of all
 processes: 48 MiB of 512MiB with two workers. A longer one ends the job, and the error
@@ -45,14 +49,19 @@ tells in which file, at which byte it begins and how long it is.
 
 ` + fmt.Sprintf(jobcmd.LauncherHelp, "sort -o OUT FILE..."),
 		Example: `  verbena sort -o sorted.txt access-*.log
+  zcat access-*.gz | verbena sort - | uniq -c
   verbena sort --format gensort --workers 4 --memory 2GiB -o out.dat in.dat
-  verbena sort -o hdfs:///logs/sorted hdfs:///logs/2026-11-01 hdfs:///logs/2026-11-02`,
+  verbena sort -o hdfs:///logs/sorted hdfs:///logs/2026-11-01 'hdfs:///logs/2026-11-0[2-9]'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg := sort.Config{Format: sort.Format(format), Inputs: args, Output: output}
+			output, err := outputFile(cmd)
+			if err != nil {
+				return err
+			}
+			cfg := sort.Config{Format: sort.Format(format), Inputs: args, Output: output, Print: cmd.OutOrStdout()}
 			switch {
-			case output == "":
-				return fmt.Errorf("where to? -o FILE names the output")
+			case j.JSON && output == "":
+				return errJSONOutput
 			case cfg.Format != sort.Lines && cfg.Format != sort.Gensort:
 				return fmt.Errorf("there is no format %q: choose %s or %s", format, sort.Lines, sort.Gensort)
 			}
@@ -60,22 +69,26 @@ tells in which file, at which byte it begins and how long it is.
 				files := o.files(p.Runtime, j.Transport)
 				defer closing(&err, files)
 				cfg.Memory, cfg.Files = p.Memory, files.Files
-				cfg.Temporary = temporary(j.Temporary, output)
+				files.Instead, cfg.Temporary = p.Instead, temporary(j.Temporary, output)
 				cfg.Progress = func(n sort.Progress) { p.Tell(n.Read+n.Written, 2*n.Total) }
 				return sort.Run(ctx, p.Exchange, cfg)
 			}
 			j.Report = func(w io.Writer, result any) error {
 				r := result.(sort.Result)
+				if output == "" {
+					return nil
+				}
 				_, err := fmt.Fprintf(w, "%d records, %.1f MB: shuffled and sorted in %.1f s by %d processes%s (%d temporary files), written by %.1f s\n",
 					r.Records, float64(r.Bytes)/1e6, r.Shuffled.Seconds(), r.Processes, jobcmd.Over(r.Ways), r.Runs, r.Finished.Seconds())
 				return err
 			}
+			j.Inputs, j.Spool = args, temporary(j.Temporary, output)
 			return o.runJob(cmd, j)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&format, "format", string(sort.Lines), "lines or gensort (records of 100 bytes)")
-	flags.StringVarP(&output, "output", "o", "", "`FILE` to write, in place of what is there")
+	flags.StringP("output", "o", "", outputUsage)
 	j.AddFlags(flags, choiceOfTransports())
 	return cmd
 }
@@ -94,7 +107,7 @@ func (o *options) runJob(cmd *cobra.Command, j *jobcmd.Job) (err error) {
 		}
 		return o.runtimeWith(cfg)
 	}
-	j.Output, j.Errors = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	j.Input, j.Output, j.Errors = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	work := j.Work
 	j.Work = func(ctx context.Context, p *jobcmd.Part) (_ any, err error) {
 		at, err := metricsAddress(j.Metrics, p.Exchange.Rank())
@@ -109,11 +122,61 @@ func (o *options) runJob(cmd *cobra.Command, j *jobcmd.Job) (err error) {
 		p.Exchange.Abort(err)
 		return nil, p.Exchange.Err()
 	}
-	if err = j.Run(cmd.Context()); errors.Is(err, job.ErrTold) {
+	err = j.Run(cmd.Context())
+	var ended *exec.ExitError
+	switch {
+	case errors.Is(err, job.ErrTold):
 		return &fscmd.Failure{Code: 1}
+	case errors.As(err, &ended) && signalOf(ended) == syscall.SIGPIPE:
+		return &fscmd.Failure{Code: 128 + int(syscall.SIGPIPE)} // nobody reads the standard output any more, as is usual with head
 	}
 	return err
 }
+
+// signalOf is what has ended a process, or -1.
+func signalOf(ended *exec.ExitError) syscall.Signal {
+	if status, ok := ended.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return status.Signal()
+	}
+	return -1
+}
+
+// inputHelp tells what the names of inputs may be, for the help of commands.
+const inputHelp = `FILE may be in HDFS: hdfs://HOST:PORT/PATH. It may be a directory, which stands for the files
+in it, without those that begin with _ or a dot; or a pattern in quotes: *, ?, [a-z] and
+{one,two}. - is the standard input. That, and what else can be read but once, such as a
+pipe, first goes to a temporary file, which takes as much of the disk again; under a
+launcher it is refused.`
+
+const outputUsage = "`FILE` to write, in place of what is there (default, and -: standard output)"
+
+var errJSONOutput = errors.New("--json tells what was done on standard output, where the results go: name a file with -o")
+
+// outputFile is the file that -o names, or empty for the standard output.
+func outputFile(cmd *cobra.Command) (string, error) {
+	flag := cmd.Flags().Lookup("output")
+	name := flag.Value.String()
+	switch {
+	case name == "" && flag.Changed:
+		return "", errors.New("-o names no file: - is the standard output")
+	case name == "" || name == "-":
+		return "", nil
+	case dataset.Remote(name):
+		return name, nil
+	}
+	if number, ok := dataset.Descriptor(name); ok && number == 1 {
+		return "", nil
+	} else if ok {
+		return "", fmt.Errorf("-o %s: that is an open file, in whose place no other can be put: %s", name, redirect)
+	}
+	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return "", fmt.Errorf("-o %s: that is not a regular file, so that its parts can't be written in parallel: %s", name, redirect)
+	}
+	return name, nil
+}
+
+// redirect is what to do with an output that is no file.
+const redirect = "leave -o out, and redirect the standard output there"
 
 // metricsAddress is where a process of a job serves its metrics, if those of process 0 are at an address.
 func metricsAddress(first string, rank int) (string, error) {
@@ -180,7 +243,7 @@ func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
 		f.closers = append([]io.Closer{d}, f.closers...)
 		return d, nil
 	})
-	f.Files = &dataset.Files{Connect: func(_ context.Context, address string) (*hdfs.Client, error) {
+	f.Files = &dataset.Files{Glob: fscmd.Glob, Connect: func(_ context.Context, address string) (*hdfs.Client, error) {
 		d, err := once()
 		if err != nil {
 			return nil, err

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"sync"
@@ -27,6 +28,12 @@ type Files struct {
 	// Connect returns a client of the NameNode at HOST:PORT, or of the usual one for an
 	// empty address. It may be nil: then there is no HDFS.
 	Connect func(ctx context.Context, address string) (*hdfs.Client, error)
+	// Instead has the paths of inputs that are elsewhere than their names say, such as a copy of what came through a pipe. It may
+	// be nil.
+	Instead map[string]string
+	// Glob returns the paths below the root of a file system, each with a slash before it, that match a pattern. It may be nil:
+	// then there are no patterns.
+	Glob func(root fs.FS, pattern string) ([]string, error)
 
 	mu      sync.Mutex
 	clients map[string]*hdfs.Client
@@ -114,7 +121,11 @@ func (f *Files) Open(ctx context.Context, name string) (*Input, error) {
 		}
 		return &Input{r, r, name, r.Size(), now, opened}, nil
 	}
-	file, err := os.Open(name)
+	path := name
+	if other := f.Instead[name]; other != "" {
+		path = other
+	}
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}

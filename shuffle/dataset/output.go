@@ -55,6 +55,9 @@ func (f *Files) Output(ctx context.Context, name, id string) (Output, error) {
 		dir, base := path.Split(file)
 		return &remoteOutput{c, file, path.Join(dir, "_"+base+"."+id)}, nil
 	}
+	if _, ok := Descriptor(name); ok {
+		return nil, fmt.Errorf("%s is an open file, in whose place no other can be put: name a file", name)
+	}
 	switch info, err := os.Stat(name); {
 	case err == nil && info.IsDir():
 		return nil, fmt.Errorf("%s is a directory: name a file in it", name)

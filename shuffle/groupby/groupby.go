@@ -29,6 +29,7 @@ import (
 // Progress.
 type Config struct {
 	Format Format
+	// Inputs are files, directories or patterns: see [dataset.Files.Expand].
 	Inputs []string
 	// Key is the field by which records are grouped; for Words there is none to name.
 	Key string
@@ -633,45 +634,14 @@ func (j *job) copy(ctx context.Context, n int, offset int64, head string, p *par
 	})
 }
 
-// printAtOnce is how much of a process's rows process 0 gets at a time.
-const printAtOnce = 512 << 10
-
 // print has process 0 write the rows of all.
 func (j *job) print(ctx context.Context, heading string, parts []*part) error {
-	out := func(b []byte) error {
-		if j.x.Rank() != 0 {
-			return nil
-		}
-		_, err := j.cfg.Print.Write(b)
-		return j.abortIf(err)
-	}
-	if err := out([]byte(heading)); err != nil {
-		return err
-	}
 	var rows []io.Reader
+	if j.x.Rank() == 0 {
+		rows = append(rows, strings.NewReader(heading))
+	}
 	for _, p := range parts {
 		rows = append(rows, io.NewSectionReader(p.rows, 0, p.size))
 	}
-	own := io.MultiReader(rows...)
-	buffer := make([]byte, printAtOnce)
-	for rank := range j.x.Size() {
-		for more := true; more; {
-			n := 0
-			if rank == j.x.Rank() {
-				var err error
-				if n, err = io.ReadFull(own, buffer); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-					return j.abortIf(err)
-				}
-			}
-			all, err := j.x.AllGather(ctx, buffer[:n])
-			if err != nil {
-				return err
-			}
-			if err := out(all[rank]); err != nil {
-				return err
-			}
-			more = len(all[rank]) == printAtOnce
-		}
-	}
-	return nil
+	return together.Print(ctx, j.x, io.MultiReader(rows...), j.cfg.Print)
 }

@@ -21,8 +21,11 @@ import (
 // Progress.
 type Config struct {
 	Format Format
+	// Inputs are files, directories or patterns: see [dataset.Files.Expand].
 	Inputs []string
+	// Output is a file. If it is empty, process 0 writes to Print.
 	Output string
+	Print  io.Writer
 	// Memory is this process's share for sorting in bytes, without that of the exchange: see
 	// [Divide]. Run fails with less than 8 MiB for each thread, and when a line does not fit into a quarter of what a thread has.
 	Memory int64
@@ -128,11 +131,13 @@ func (j *job) open(ctx context.Context) (spans [][]dataset.Span, err error) {
 	if j.inputs, err = together.Open(ctx, j.x, j.cfg.Files, j.cfg.Inputs); err != nil {
 		return nil, err
 	}
-	if j.output, err = j.cfg.Files.Output(ctx, j.cfg.Output, j.inputs.ID); err != nil {
-		return nil, err
-	}
-	if err := together.Create(ctx, j.x, j.output, j.inputs.Total); err != nil {
-		return nil, err
+	if j.cfg.Output != "" {
+		if j.output, err = j.cfg.Files.Output(ctx, j.cfg.Output, j.inputs.ID); err != nil {
+			return nil, err
+		}
+		if err := together.Create(ctx, j.x, j.output, j.inputs.Total); err != nil {
+			return nil, err
+		}
 	}
 	return j.inputs.Parts(j.x, int64(max(1, j.cfg.Format.fixed())))
 }
@@ -275,6 +280,9 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 	if n := j.result.Bytes - j.inputs.Total; n < 0 || n > 0 && (j.cfg.Format != Lines || n > int64(len(j.inputs.Files))) {
 		return fmt.Errorf("%d bytes were read and %d received: a defect, or somebody writes the input", j.inputs.Total, j.result.Bytes)
 	}
+	if j.output == nil {
+		return j.print(ctx, sorters)
+	}
 	if err := together.ByFirst(ctx, j.x, func() error { return j.output.Prepare(ctx, j.result.Bytes) }); err != nil {
 		return err
 	}
@@ -297,6 +305,30 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 		return err
 	}
 	return together.ByFirst(ctx, j.x, func() error { return j.output.Commit(ctx, j.x.Partitions()) })
+}
+
+// print has process 0 write the records of all.
+func (j *job) print(ctx context.Context, sorters []*external.Sorter) error {
+	read, write := io.Pipe()
+	var merging errgroup.Group
+	merging.Go(func() (err error) {
+		for _, s := range sorters {
+			if err == nil {
+				err = s.Merge(ctx, write, func(n int) {
+					j.wrote.Add(int64(n))
+					j.tell()
+				})
+			}
+		}
+		_ = write.CloseWithError(err) // who reads gets the error
+		return err
+	})
+	err := together.Print(ctx, j.x, read, j.cfg.Print)
+	_ = read.CloseWithError(err) // or who writes would wait
+	if merged := merging.Wait(); err == nil {
+		err = merged
+	}
+	return err
 }
 
 func (j *job) tell() {

@@ -194,7 +194,8 @@ func TestRefuses(t *testing.T) {
 	}{
 		"truncated":      {Config{Format: Gensort, Inputs: []string{write(t, make([]byte, 250))}}, "ends within a record"},
 		"missing":        {Config{Format: Lines, Inputs: []string{"/nowhere/at all"}}, "no such file"},
-		"directory":      {Config{Format: Lines, Inputs: []string{dir}}, "not a regular file"},
+		"directory":      {Config{Format: Lines, Inputs: []string{filepath.Dir(dir)}}, "has a directory"},
+		"input device":   {Config{Format: Lines, Inputs: []string{os.DevNull}}, "not a regular file"},
 		"output dir":     {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: dir}, "is a directory"},
 		"output nowhere": {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: "/nowhere/out"}, "no such file"},
 		"device":         {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: "/dev/full"}, "not a regular file"},
@@ -216,6 +217,29 @@ func TestRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestPrint has process 0 write what all have sorted, which is more than goes to it at once, and with temporary files.
+func TestPrint(t *testing.T) {
+	var text []byte
+	r := rand.New(rand.NewPCG(3, 3))
+	for range 400_000 {
+		text = fmt.Appendf(text, "%016x\n", r.Uint64())
+	}
+	lines := strings.SplitAfter(string(text), "\n")
+	slices.Sort(lines)
+	var out bytes.Buffer
+	result, errs := run(t, 2, 2, nil, Config{Format: Lines, Inputs: []string{write(t, text)}, Print: &out})
+	if err := errors.Join(errs...); err != nil || out.String() != strings.Join(lines, "") || result.Bytes != int64(len(text)) {
+		t.Errorf("%d bytes, %v; %+v", out.Len(), err, result)
+	}
+	if _, errs := run(t, 2, 1, nil, Config{Format: Lines, Inputs: []string{write(t, text)}, Print: full{}}); !strings.Contains(fmt.Sprint(errs[1]), "it is full") {
+		t.Error(errs)
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("it is full") }
 
 // TestOutputComesFirst names an output that cannot be written: the job fails before it has read its inputs. Of one that can be,
 // the room is taken by then, and what is too much of it given back.

@@ -24,6 +24,7 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/job"
+	"github.com/verbena-data/verbena/shuffle/launch"
 )
 
 // Size is a number of bytes as a flag: 512MiB, 2G, 65536.
@@ -109,6 +110,11 @@ type Job struct {
 	Runtime func(verbena.Config) (*verbena.Runtime, error)
 	Output  io.Writer
 	Errors  io.Writer
+	// Inputs are the names of the inputs, of which StandardInput is Input. Those that can be read but once go to temporary files in the
+	// directory Spool.
+	Inputs []string
+	Input  io.Reader
+	Spool  string
 	// What names the job in the progress bar.
 	What string
 	// Divide gives a process's memory to its exchange, and the rest to the work.
@@ -116,6 +122,8 @@ type Job struct {
 	// Work is done in each process. What it returns for process 0 is printed by Report, or as JSON.
 	Work   func(context.Context, *Part) (any, error)
 	Report func(w io.Writer, result any) error
+
+	instead map[string]string
 }
 
 // Part is one process's.
@@ -123,9 +131,11 @@ type Part struct {
 	Exchange *shuffle.Exchange
 	Runtime  *verbena.Runtime // nil if there is one process
 	Memory   int64
-	tell     func(done, total int64)
-	last     time.Time
-	mu       sync.Mutex
+	// Instead has the paths of inputs that the command has read for its processes, by their names: see [dataset.Files].
+	Instead map[string]string
+	tell    func(done, total int64)
+	last    time.Time
+	mu      sync.Mutex
 }
 
 // Tell says that this process has done so many units of what all have to do together. It
@@ -156,6 +166,11 @@ func (j *Job) Run(ctx context.Context) error {
 	}
 	cfg := j.job
 	cfg.Runtime, cfg.Output, cfg.Errors = j.Runtime, j.Output, j.Errors
+	if launch.IsChild() {
+		if j.instead, err = readSpooled(); err != nil {
+			return err
+		}
+	}
 	if !launched {
 		if cfg.Workers == 0 {
 			cfg.Workers = runtime.GOMAXPROCS(0)
@@ -168,6 +183,15 @@ func (j *Job) Run(ctx context.Context) error {
 		if _, _, err := j.Divide(int64(j.Memory)/int64(cfg.Workers), j.Threads); err != nil {
 			return err
 		}
+		inputs, err := spool(ctx, j.Inputs, j.Input, j.Spool)
+		if err != nil {
+			return err
+		}
+		defer inputs.Close()
+		if err := inputs.tell(); err != nil {
+			return err
+		}
+		j.instead = inputs.paths
 		bar := newBars(j.bar(), cfg.Workers)
 		defer bar.finish()
 		cfg.Event = func(rank int, data json.RawMessage) {
@@ -190,7 +214,7 @@ func (j *Job) part(ctx context.Context, process *job.Process) (err error) {
 	debug.SetMemoryLimit(heapLimit)
 	cfg := process.Config
 	cfg.Name, cfg.Threads, cfg.Memory, cfg.Transport = "job", j.Threads, exchange, j.Transport
-	p := &Part{Memory: memory, Runtime: cfg.Runtime}
+	p := &Part{Memory: memory, Runtime: cfg.Runtime, Instead: j.instead}
 	joining, stop := context.WithTimeoutCause(ctx, process.Wait, fmt.Errorf("not within %v (--wait)", process.Wait))
 	p.Exchange, err = shuffle.Join(joining, cfg)
 	stop()
@@ -198,6 +222,12 @@ func (j *Job) part(ctx context.Context, process *job.Process) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Exchange.Close()) }()
+	if process.Size > 1 && process.Child == nil {
+		if err := j.refuseOnce(); err != nil {
+			p.Exchange.Abort(err)
+			return err
+		}
+	}
 	if child := process.Child; child != nil {
 		p.tell = func(done, total int64) { _ = child.Tell(advance{done, total}) }
 	} else {
