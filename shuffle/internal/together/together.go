@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -107,7 +108,33 @@ type Inputs struct {
 // Of all inputs of a job about samples blocks are compared, and of each one 2 at least and mostSamples at most.
 const samples, mostSamples = 1024, 16
 
-// Open opens files, and makes sure that all processes see the same, or copies, as far as their lengths and samples of their contents tell.
+// expand returns the files that names of inputs stand for, as process 0 finds them. It tells the others nothing if the names are those
+// of files.
+func expand(ctx context.Context, x *shuffle.Exchange, files *dataset.Files, names []string) ([]string, error) {
+	var own []byte
+	if x.Rank() == 0 {
+		found, err := files.Expand(ctx, names)
+		if err == nil && !slices.Equal(found, names) {
+			own, err = json.Marshal(append([]string{}, found...)) // which may be none
+		}
+		if err != nil {
+			x.Abort(err)
+			return nil, err
+		}
+	}
+	told, err := Told(ctx, x, own)
+	if err != nil || len(told) == 0 {
+		return names, err
+	}
+	var found []string
+	if err := json.Unmarshal(told, &found); err != nil {
+		return nil, fmt.Errorf("what process 0 tells: %w", err)
+	}
+	return found, nil
+}
+
+// Open opens the files that names stand for, and makes sure that all processes see the same, or copies, as far as their lengths and
+// samples of their contents tell.
 func Open(ctx context.Context, x *shuffle.Exchange, files *dataset.Files, names []string) (_ *Inputs, err error) {
 	in := &Inputs{}
 	defer func() {
@@ -115,6 +142,9 @@ func Open(ctx context.Context, x *shuffle.Exchange, files *dataset.Files, names 
 			in.Close()
 		}
 	}()
+	if names, err = expand(ctx, x, files, names); err != nil {
+		return nil, err
+	}
 	for _, name := range names {
 		f, err := files.Open(ctx, name)
 		if err != nil {
