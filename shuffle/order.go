@@ -25,7 +25,7 @@ type Order struct {
 // InOrder takes all records of the receiver's partition, sorts them, and calls take with
 // each, in order. The bytes are valid until take returns. The first call comes when all
 // senders of all processes have closed. An error of take ends it and is returned as it is; the
-// exchange goes on. So do ctx and the exchange's failure end it, also while it sorts: at most 1024 records or 1 MiB later. A record that does not fit into o.Memory is an [ErrTooLong].
+// exchange goes on. So do ctx and the exchange's failure end it, also while it sorts: at most 1024 records or 1 MiB later, the failure up to 2 s after that, while peers are told. A record that does not fit into o.Memory is an [ErrTooLong].
 func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte) error) (err error) {
 	if o.Memory == 0 {
 		o.Memory = 64 << 20

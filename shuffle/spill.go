@@ -128,23 +128,25 @@ func (s *spiller) spill(r *Receiver) error {
 	if r.file.items == 0 {
 		r.file.end = 0
 	}
-	for _, it := range items {
-		if _, err := r.file.f.WriteAt(it.data, r.file.end); err != nil {
-			return err
+	end := r.file.end
+	for i := range items {
+		if _, err := r.file.f.WriteAt(items[i].data, end); err != nil {
+			return err // and all are in the queue, and in no other
 		}
-		s.bytes.Add(uint64(len(it.data)))
-		it.spilt, it.at, it.length = true, r.file.end, len(it.data)
-		it.data, it.block = nil, nil
-		r.file.end += int64(it.length)
-		r.file.items++
-		r.spilt.Push(it)
+		end += int64(len(items[i].data))
 	}
 	r.mu.Lock()
 	for range items {
-		r.queue.Pop() // none was taken meanwhile
+		it := r.queue.Pop() // none was taken meanwhile
+		it.spilt, it.at, it.length = true, r.file.end, len(it.data)
+		it.data, it.block = nil, nil
+		r.file.end += int64(it.length)
+		r.spilt.Push(it)
 	}
 	r.mu.Unlock()
+	r.file.items += len(items)
 	for i := range items {
+		s.bytes.Add(uint64(len(items[i].data)))
 		items[i].from.freed(r.thread, &items[i])
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/internal/signals"
 	"github.com/verbena-data/verbena/internal/tmpfs"
 )
 
@@ -505,7 +506,7 @@ func runDataNode(ctx context.Context, out io.Writer, o *options, f *dataNodeFlag
 		return err
 	}
 	err = serve(ctx, dn)
-	if terminated(ctx) {
+	if signals.Of(ctx) == syscall.SIGTERM { // it will be back
 		dn.AnnounceRestart()
 	}
 	return err
@@ -550,13 +551,6 @@ func serve(ctx context.Context, server interface {
 		}
 		return errors.New("the server ended by itself")
 	}
-}
-
-// terminated tells whether SIGTERM has ended a context of [signal.NotifyContext], which keeps
-// the signal's name alone.
-func terminated(ctx context.Context) bool {
-	cause := context.Cause(ctx)
-	return cause != nil && strings.HasPrefix(cause.Error(), syscall.SIGTERM.String())
 }
 
 // dirOf is where the data of a service lies in the user's data home.

@@ -7,11 +7,9 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -122,23 +120,10 @@ func (o *options) runJob(cmd *cobra.Command, j *jobcmd.Job) (err error) {
 		p.Exchange.Abort(err)
 		return nil, p.Exchange.Err()
 	}
-	err = j.Run(cmd.Context())
-	var ended *exec.ExitError
-	switch {
-	case errors.Is(err, job.ErrTold):
+	if err = j.Run(cmd.Context()); errors.Is(err, job.ErrTold) {
 		return &fscmd.Failure{Code: 1}
-	case errors.As(err, &ended) && signalOf(ended) == syscall.SIGPIPE:
-		return &fscmd.Failure{Code: 128 + int(syscall.SIGPIPE)} // nobody reads the standard output any more, as is usual with head
 	}
 	return err
-}
-
-// signalOf is what has ended a process, or -1.
-func signalOf(ended *exec.ExitError) syscall.Signal {
-	if status, ok := ended.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return status.Signal()
-	}
-	return -1
 }
 
 // inputHelp tells what the names of inputs may be, for the help of commands.

@@ -8,10 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
+	"github.com/verbena-data/verbena/shuffle/dataset"
 )
 
 // TestJobsPrint has jobs write to the standard output, which is a file that has something in it already, by all the names that it has:
@@ -66,6 +70,9 @@ func TestJobsPrint(t *testing.T) {
 
 // TestJobsReadOnce sorts what can be read but once, by two processes.
 func TestJobsReadOnce(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux has names for open files that other processes can open")
+	}
 	dir := t.TempDir()
 	fifo, file := filepath.Join(dir, "fifo"), filepath.Join(dir, "file")
 	if err := errors.Join(syscall.Mkfifo(fifo, 0o600), os.WriteFile(file, []byte("d\nc\n"), 0o600)); err != nil {
@@ -110,4 +117,35 @@ func TestJobsReadOnce(t *testing.T) {
 func write(f io.WriteCloser, text string) error {
 	_, err := io.WriteString(f, text)
 	return errors.Join(err, f.Close())
+}
+
+// TestLocalInputs names local files by patterns, as the commands have them: below a directory whose name looks like a pattern, behind
+// links to directories, and with names that are no UTF-8. What is no file is refused, and nobody waits for who writes to a pipe.
+func TestLocalInputs(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run[1]{a}")
+	for _, name := range []string{"in/one/part-0", "real/part-1", "caf\xe9/part-2"} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700), os.WriteFile(filepath.Join(dir, name), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink("../real", filepath.Join(dir, "in/two")), syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	files := &dataset.Files{Glob: fscmd.Glob}
+	for name, want := range map[string]string{
+		"in/*/part-*":       "in/one/part-0 in/two/part-1",
+		"../*/in/o*/part-0": "in/one/part-0",
+		"in/two":            "in/two/part-1",
+		"caf\xe9":           "caf\xe9/part-2",
+		"c*":                "caf\xe9/part-2",
+	} {
+		got, err := files.Expand(t.Context(), []string{name})
+		if said := strings.Join(got, " "); err != nil || said != want {
+			t.Errorf("%q: %q, %v; want %q", name, said, err, want)
+		}
+	}
+	if _, err := files.Open(t.Context(), "fifo"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Error(err)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -25,8 +26,21 @@ func Of(ctx context.Context) os.Signal {
 	return nil
 }
 
-// Ends tells whether an error says no more than that a context has ended.
+// Ends tells whether an error says no more than that a context has ended. Of errors that [errors.Join] has put together, all must: what
+// could not be put in order is told.
 func Ends(ctx context.Context, err error) bool {
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil {
+			return Ends(ctx, inner)
+		}
+	case interface{ Unwrap() []error }:
+		parts := e.Unwrap()
+		if err.Error() == errors.Join(parts...).Error() {
+			return !slices.ContainsFunc(parts, func(part error) bool { return !Ends(ctx, part) })
+		}
+		return slices.ContainsFunc(parts, func(part error) bool { return Ends(ctx, part) })
+	}
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))
 }
 

@@ -30,8 +30,11 @@ func TestOf(t *testing.T) {
 		if got := Of(below); got != s {
 			t.Errorf("%v, want %v", got, s)
 		}
+		cause, full := context.Cause(below), errors.New("the disk is full")
 		for err, want := range map[error]bool{
-			fmt.Errorf("waiting: %w", context.Cause(below)): true, fmt.Errorf("waiting: %w", below.Err()): true, errors.New("the disk is full"): false,
+			fmt.Errorf("waiting: %w", cause): true, fmt.Errorf("waiting: %w", below.Err()): true, full: false,
+			errors.Join(cause, below.Err()): true, fmt.Errorf("%w: %w", full, cause): true, errors.Join(cause, full): false,
+			fmt.Errorf("at the end: %w", errors.Join(cause, full)): false,
 		} {
 			if Ends(below, err) != want {
 				t.Errorf("%v: %v", err, !want)

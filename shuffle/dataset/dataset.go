@@ -125,15 +125,18 @@ func (f *Files) Open(ctx context.Context, name string) (*Input, error) {
 	if other := f.Instead[name]; other != "" {
 		path = other
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	info, err := file.Stat()
+	info, err := os.Stat(path) // to open a named pipe would wait for who writes to it
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is not a regular file: its parts can't be read in parallel", name)
 	}
 	if err != nil {
+		return nil, err
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if info, err = file.Stat(); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return &Input{file, file, name, info.Size(), fileVersion(file), version{0, info.Size(), info.ModTime().UnixNano()}}, nil

@@ -33,10 +33,22 @@ func (f *Files) Expand(ctx context.Context, names []string) (files []string, err
 
 // A place is a file system, and how files in it are named.
 type place struct {
-	root fs.FS
-	path string // from the root on, without a slash before it
-	name func(path string) string
+	root    fs.FS
+	path    string // from the root on, without a slash before it
+	pattern string // the path, if it is one of a pattern
+	dir     string // what the path is called as a directory
+	name    func(path string) string
 }
+
+// local is this host's file system. Unlike [os.DirFS] it takes names that are not UTF-8.
+type local struct{}
+
+func (local) Open(name string) (fs.File, error)          { return os.Open("/" + name) }
+func (local) Stat(name string) (fs.FileInfo, error)      { return os.Stat("/" + name) }
+func (local) ReadDir(name string) ([]fs.DirEntry, error) { return os.ReadDir("/" + name) }
+
+// literal writes a path as a pattern of it alone.
+var literal = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `{`, `\{`, `}`, `\}`, `\`, `\\`)
 
 func (f *Files) place(ctx context.Context, name string) (*place, error) {
 	if address, file, ok := remote(name); ok {
@@ -44,17 +56,18 @@ func (f *Files) place(ctx context.Context, name string) (*place, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		return &place{c.FS(ctx, "/"), below(file), func(path string) string { return scheme + address + "/" + path }}, nil
+		below := below(file)
+		return &place{c.FS(ctx, "/"), below, below, scheme + address + strings.TrimRight(file, "/"), func(path string) string { return scheme + address + "/" + path }}, nil
 	}
 	here, err := os.Getwd()
 	if err != nil {
 		return nil, err
 	}
-	file := name
+	file, pattern := name, name
 	if !filepath.IsAbs(name) {
-		file = filepath.Join(here, name)
+		file, pattern = filepath.Join(here, name), literal.Replace(here)+"/"+name
 	}
-	return &place{os.DirFS("/"), below(filepath.ToSlash(file)), func(path string) string {
+	return &place{local{}, below(file), below(pattern), strings.TrimRight(name, "/"), func(path string) string {
 		if !filepath.IsAbs(name) {
 			if rest, ok := strings.CutPrefix("/"+path, here+"/"); ok {
 				return rest
@@ -80,11 +93,11 @@ func (f *Files) expand(ctx context.Context, name string) ([]string, error) {
 	info, err := fs.Stat(p.root, p.path)
 	switch {
 	case err == nil && info.IsDir():
-		return p.directory(p.path, strings.TrimRight(name, "/"))
+		return p.directory(p.path, p.dir)
 	case err == nil || f.Glob == nil || !strings.ContainsAny(name, special):
 		return []string{name}, nil // and Open tells why not
 	}
-	matches, err := f.Glob(p.root, "/"+p.path)
+	matches, err := f.Glob(p.root, "/"+p.pattern)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}

@@ -528,6 +528,13 @@ func TestLocalLeavesPrograms(t *testing.T) {
 
 // TestOutlet reads what a process has written that has ended, though somebody else has the pipe and writes on.
 func TestOutlet(t *testing.T) {
+	for _, pause := range []time.Duration{0, 20 * time.Millisecond} {
+		t.Run(pause.String(), func(t *testing.T) { outletOf(t, pause) })
+	}
+}
+
+// outletOf has somebody else write on after each pause.
+func outletOf(t *testing.T, pause time.Duration) {
 	var got bytes.Buffer
 	o, err := newOutlet(func(r io.Reader) error { return copyTo(&got, r) })
 	if err != nil {
@@ -549,6 +556,7 @@ func TestOutlet(t *testing.T) {
 				failed <- errors.Join(err, other.Close())
 				return
 			}
+			time.Sleep(pause)
 		}
 	}()
 	o.start()

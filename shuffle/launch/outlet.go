@@ -4,18 +4,15 @@ import (
 	"errors"
 	"io"
 	"os"
+	"syscall"
 	"time"
 )
 
-const (
-	// silence is how long nothing comes from a process that has ended until all that it wrote has been read.
-	silence = time.Second
-	// pipeLimit is more than a pipe holds: 64 KiB, and 1 MiB if somebody has made it larger.
-	pipeLimit = 2 << 20
-)
+// pipeLimit is more than a pipe holds: 64 KiB, and 1 MiB if somebody has made it larger.
+const pipeLimit = 2 << 20
 
-// An outlet is a pipe that a process writes to. It is read to its end; or, when the process has ended, until what that wrote
-// has been read: programs that it has started may have the pipe open for longer, and write on.
+// An outlet is a pipe that a process writes to. It is read to its end; or, when the process has ended, until the pipe is empty:
+// then all that the process wrote has been read. Programs that it has started may have the pipe open for longer, and write on.
 type outlet struct {
 	pipe, theirs *os.File // theirs is the end for the process, until that has started
 	read         func(io.Reader) error
@@ -53,21 +50,46 @@ func (o *outlet) close() {
 func (o *outlet) Read(b []byte) (int, error) {
 	for {
 		if o.ended {
-			if o.left <= 0 {
-				return 0, io.EOF
-			}
-			_ = o.pipe.SetReadDeadline(time.Now().Add(silence))
+			return o.readNow(b)
 		}
 		n, err := o.pipe.Read(b)
-		switch {
-		case !errors.Is(err, os.ErrDeadlineExceeded):
-			o.left -= n
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
-		case o.ended:
-			return 0, io.EOF
 		}
 		o.ended, o.left = true, pipeLimit
+		if err := o.pipe.SetReadDeadline(time.Time{}); err != nil {
+			return 0, err
+		}
 	}
+}
+
+// readNow reads what is in the pipe, and waits for nothing.
+func (o *outlet) readNow(b []byte) (n int, err error) {
+	if o.left <= 0 {
+		return 0, io.EOF
+	}
+	raw, err := o.pipe.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			if n, failed = syscall.Read(int(fd), b); !errors.Is(failed, syscall.EINTR) {
+				return true
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case errors.Is(failed, syscall.EAGAIN), failed == nil && n == 0:
+		return 0, io.EOF
+	case failed != nil:
+		return 0, failed
+	}
+	o.left -= n
+	return n, nil
 }
 
 // end says that the process has ended.

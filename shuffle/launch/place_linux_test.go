@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/internal/testneed"
 )
 
 // The processes of a job meet where nothing is left of it, and where other users are turned away: who dials is not answered, and what
 // listens is not told anything.
 func TestOtherUsersAreTurnedAway(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root can be another user")
+		testneed.Missing(t, "only root can be another user", "run it as root")
 	}
 	t.Setenv("TMPDIR", t.TempDir())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

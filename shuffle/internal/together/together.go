@@ -115,7 +115,7 @@ func expand(ctx context.Context, x *shuffle.Exchange, files *dataset.Files, name
 	if x.Rank() == 0 {
 		found, err := files.Expand(ctx, names)
 		if err == nil && !slices.Equal(found, names) {
-			own, err = json.Marshal(append([]string{}, found...)) // which may be none
+			own = encode(found)
 		}
 		if err != nil {
 			x.Abort(err)
@@ -126,11 +126,28 @@ func expand(ctx context.Context, x *shuffle.Exchange, files *dataset.Files, name
 	if err != nil || len(told) == 0 {
 		return names, err
 	}
-	var found []string
-	if err := json.Unmarshal(told, &found); err != nil {
-		return nil, fmt.Errorf("what process 0 tells: %w", err)
+	return decode(told)
+}
+
+// encode has each name, which may be of any bytes but 0, behind a 0. There is one more in front, so that no names are not nothing.
+func encode(names []string) []byte {
+	b := []byte{0}
+	for _, name := range names {
+		b = append(append(b, name...), 0)
 	}
-	return found, nil
+	return b
+}
+
+func decode(b []byte) (names []string, err error) {
+	if b[0] != 0 || b[len(b)-1] != 0 {
+		return nil, errors.New("the names that process 0 tells are damaged")
+	}
+	for name := range bytes.SplitAfterSeq(b[1:], []byte{0}) {
+		if len(name) > 0 { // nothing is behind the last one
+			names = append(names, string(name[:len(name)-1]))
+		}
+	}
+	return names, nil
 }
 
 // Open opens the files that names stand for, and makes sure that all processes see the same, or copies, as far as their lengths and

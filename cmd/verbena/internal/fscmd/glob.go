@@ -148,7 +148,8 @@ func matching(root fs.FS, pattern string) (out []string, wild bool, err error) {
 			}
 			for _, e := range entries {
 				if m.matches(e.Name()) {
-					next = append(next, candidate{path.Join(c.name, e.Name()), e.IsDir()})
+					name := path.Join(c.name, e.Name())
+					next = append(next, candidate{name, isDir(root, name, e)})
 				}
 			}
 		}
@@ -158,6 +159,15 @@ func matching(root fs.FS, pattern string) (out []string, wild bool, err error) {
 		out = append(out, path.Clean("/"+c.name))
 	}
 	return out, wild, nil
+}
+
+// isDir tells whether an entry of a directory is one, or a link to one.
+func isDir(root fs.FS, name string, e fs.DirEntry) bool {
+	if e.Type()&fs.ModeSymlink == 0 {
+		return e.IsDir()
+	}
+	info, err := fs.Stat(root, name)
+	return err == nil && info.IsDir()
 }
 
 // A matcher is a pattern of names: a regular expression, as in Hadoop's GlobPattern.

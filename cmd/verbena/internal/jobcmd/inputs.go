@@ -145,8 +145,13 @@ func readSpooled() (paths map[string]string, err error) {
 	if text == "" {
 		return nil, nil
 	}
-	if err := json.Unmarshal([]byte(text), &paths); err != nil {
+	var pairs [][2][]byte // JSON's strings are UTF-8, and names need not be
+	if err := json.Unmarshal([]byte(text), &pairs); err != nil {
 		return nil, fmt.Errorf("%s: %w", spooledVariable, err)
+	}
+	paths = map[string]string{}
+	for _, pair := range pairs {
+		paths[string(pair[0])] = string(pair[1])
 	}
 	return paths, os.Unsetenv(spooledVariable)
 }
@@ -156,7 +161,11 @@ func (s *spooled) tell() error {
 	if len(s.paths) == 0 {
 		return nil
 	}
-	text, err := json.Marshal(s.paths)
+	var pairs [][2][]byte
+	for name, path := range s.paths {
+		pairs = append(pairs, [2][]byte{[]byte(name), []byte(path)})
+	}
+	text, err := json.Marshal(pairs)
 	if err != nil {
 		return err
 	}
