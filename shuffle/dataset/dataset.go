@@ -125,18 +125,15 @@ func (f *Files) Open(ctx context.Context, name string) (*Input, error) {
 	if other := f.Instead[name]; other != "" {
 		path = other
 	}
-	info, err := os.Stat(path) // to open a named pipe would wait for who writes to it
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file: its parts can't be read in parallel", name)
-	}
-	if err != nil {
-		return nil, err
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // to open a named pipe would wait for who writes to it
+		return nil, fmt.Errorf("%s is not a regular file: its parts can't be read in parallel", name)
 	}
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	if info, err = file.Stat(); err != nil {
+	info, err := file.Stat()
+	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return &Input{file, file, name, info.Size(), fileVersion(file), version{0, info.Size(), info.ModTime().UnixNano()}}, nil
