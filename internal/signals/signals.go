@@ -29,7 +29,7 @@ func Of(ctx context.Context) os.Signal {
 // Ends tells whether an error says no more than that a context has ended. Of errors that [errors.Join] has put together, all must: what
 // could not be put in order is told.
 func Ends(ctx context.Context, err error) bool {
-	switch e := err.(type) {
+	switch e := any(err).(type) { // the errors in it come one by one
 	case interface{ Unwrap() error }:
 		if inner := e.Unwrap(); inner != nil {
 			return Ends(ctx, inner)
