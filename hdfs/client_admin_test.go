@@ -105,8 +105,9 @@ func TestTrash(t *testing.T) {
 	}
 }
 
-// What is in the way of a removal to the trash it steps around: files where directories should
-// be, and checkpoints that are made meanwhile. Those of one second have names of their own.
+// What is in the way of a removal to the trash it steps around: a file where its directory
+// should be, and checkpoints that are made meanwhile. Those of one second have names of their
+// own. A file further up is an error.
 func TestTrashStepsAround(t *testing.T) {
 	s := startSystem(t, 1, 1)
 	c := s.own(plain, func(cfg *ClientConfig) { cfg.TrashInterval = time.Hour })
@@ -134,6 +135,11 @@ func TestTrashStepsAround(t *testing.T) {
 	if to := move("/a/b/c"); !strings.HasPrefix(to, current+"/a/b1") || path.Base(to) != "c" {
 		t.Errorf("beside the file b it is at %s", to)
 	}
+	write("/a/b/d/e")
+	if to, err := c.MoveToTrash(t.Context(), "/a/b/d/e"); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("below the file b: %s, %v", to, err)
+	}
+	expect(t, c, "/a/b/d/e", []byte("/a/b/d/e"))
 	now := time.Now()
 	busy := &checkpointing{Client: c, now: now}
 	for i := range 3 {
@@ -159,6 +165,33 @@ func TestTrashStepsAround(t *testing.T) {
 	expect(t, c, "/x/y", []byte("/x/y"))
 }
 
+// A checkpoint that somebody else has made meanwhile is as good.
+func TestTrashIsSetAsideOnce(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	c := s.own(plain)
+	root := c.trashRoot()
+	if err := c.MkdirAll(t.Context(), path.Join(root, trash.Current, "dir"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := setTrashAside(t.Context(), &overtaken{c}, root, time.Now()); err != nil {
+		t.Error(err)
+	}
+	entries, err := c.ReadDir(t.Context(), root)
+	if err != nil || len(entries) != 1 || entries[0].Name() != trash.Checkpoint(time.Time{}, 0) {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+// overtaken has somebody else make a checkpoint before each.
+type overtaken struct{ *Client }
+
+func (c *overtaken) Rename(ctx context.Context, from, to string, replace bool) error {
+	if err := c.Client.Rename(ctx, from, path.Join(path.Dir(to), trash.Checkpoint(time.Time{}, 0)), false); err != nil {
+		return err
+	}
+	return c.Client.Rename(ctx, from, to, replace)
+}
+
 // checkpointing makes a checkpoint before the next renames.
 type checkpointing struct {
 	*Client
@@ -169,7 +202,7 @@ type checkpointing struct {
 func (c *checkpointing) renameToTrash(ctx context.Context, from, to string) error {
 	if c.times > 0 {
 		c.times--
-		if err := c.setTrashAside(ctx, c.now); err != nil {
+		if err := setTrashAside(ctx, c.Client, c.trashRoot(), c.now); err != nil {
 			return err
 		}
 	}

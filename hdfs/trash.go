@@ -60,7 +60,8 @@ const trashTries = 10
 
 // moveToTrash moves name to a path in the trash, or beside it if something is there. What
 // happens meanwhile has it try again: a checkpoint between making the directory and the
-// rename, and files where directories should be.
+// rename. It goes beside a file that is where the directory should be; one further up is an
+// error ([syscall.ENOTDIR]), as for Hadoop's shell.
 func moveToTrash(ctx context.Context, c trashCalls, name, to string) (string, error) {
 	beside := func(name string) string { return fmt.Sprintf("%s%d", name, time.Now().UnixMilli()) } // as Hadoop
 	there := func(name string) bool {
@@ -113,7 +114,7 @@ func (c *Client) renameToTrash(ctx context.Context, from, to string) error {
 func (c *Client) ExpungeTrash(ctx context.Context, immediately bool) error {
 	now := time.Now()
 	if immediately {
-		if err := c.setTrashAside(ctx, now); err != nil {
+		if err := setTrashAside(ctx, c, c.trashRoot(), now); err != nil {
 			return err
 		}
 		return c.removeCheckpoints(ctx, func(time.Time) bool { return true })
@@ -123,22 +124,31 @@ func (c *Client) ExpungeTrash(ctx context.Context, immediately bool) error {
 		return err
 	}
 	err = c.removeCheckpoints(ctx, func(at time.Time) bool { return now.Sub(at) > interval })
-	return errors.Join(err, c.setTrashAside(ctx, now))
+	return errors.Join(err, setTrashAside(ctx, c, c.trashRoot(), now))
 }
 
-// setTrashAside makes a checkpoint of what is in the trash.
-func (c *Client) setTrashAside(ctx context.Context, now time.Time) error {
-	root := c.trashRoot()
+// checkpointCalls are the calls that a checkpoint takes.
+type checkpointCalls interface {
+	Stat(ctx context.Context, name string) (*FileInfo, error)
+	Rename(ctx context.Context, from, to string, replace bool) error
+}
+
+// setTrashAside makes a checkpoint of what is in the trash. Where there is nothing, or somebody
+// else makes one meanwhile, as the NameNode does, nothing is to be done.
+func setTrashAside(ctx context.Context, c checkpointCalls, root string, now time.Time) error {
 	current := path.Join(root, trash.Current)
-	if _, err := c.Stat(ctx, current); err != nil {
+	_, err := c.Stat(ctx, current)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for attempt := range trash.MostCheckpoints + 1 {
+		err = c.Rename(ctx, current, path.Join(root, trash.Checkpoint(now, attempt)), false)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		return err
-	}
-	var err error
-	for attempt := range trash.MostCheckpoints + 1 {
-		err = c.Rename(ctx, current, path.Join(root, trash.Checkpoint(now, attempt)), false)
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
