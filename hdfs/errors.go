@@ -13,7 +13,8 @@ import (
 // ServerError is a server's refusal. It matches, by [errors.Is], the error of Go that
 // means the same: [fs.ErrNotExist], [fs.ErrExist], [fs.ErrPermission], [fs.ErrInvalid],
 // [errors.ErrUnsupported], [syscall.ENOTDIR], [syscall.ENOTEMPTY] or [syscall.EDQUOT]; that
-// another client has the lease matches [ErrLeaseLost].
+// another client has the lease matches [ErrLeaseLost], and that a NameNode stands by or is
+// starting [ErrNoNameNode].
 type ServerError struct {
 	Class   exception.Class // of Java
 	Message string
@@ -54,6 +55,8 @@ var meanings = map[exception.Class]error{
 	exception.DSQuotaExceeded:            syscall.EDQUOT,
 	exception.QuotaByStorageTypeExceeded: syscall.EDQUOT,
 	exception.LeaseExpired:               ErrLeaseLost,
+	exception.Standby:                    ErrNoNameNode,
+	exception.Retriable:                  ErrNoNameNode,
 }
 
 // fail is an error of an operation as callers get it. io.EOF stays what it is.

@@ -62,6 +62,10 @@ type Client struct {
 	closed   bool
 }
 
+// ErrNoNameNode says that no NameNode has answered a call: none could be reached, none is
+// active, the connection was lost, or the context ended before.
+var ErrNoNameNode = names.ErrUnanswered
+
 // ErrClientClosed is what calls on a closed client return.
 var ErrClientClosed = errors.New("the client is closed")
 

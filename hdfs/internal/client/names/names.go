@@ -5,6 +5,7 @@ package names
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -42,10 +43,25 @@ func New(client *rpc.Client, addresses []string, user, realUser string, patience
 	return &NameNodes{client.Failover(targets, rpc.FailoverConfig{Patience: patience, MaxBackoff: maxPause, Passing: passing})}
 }
 
+// ErrUnanswered is matched by the errors of calls that no NameNode has answered.
+var ErrUnanswered = errors.New("no NameNode has answered")
+
+// unanswered is such an error, in its own words.
+type unanswered struct{ error }
+
+func (e *unanswered) Unwrap() error { return e.error }
+
+func (e *unanswered) Is(target error) bool { return target == ErrUnanswered }
+
 // Call makes a call and repeats it as its method allows. A refusal is an
-// [*exception.Error].
+// [*exception.Error]; any other error matches [ErrUnanswered].
 func (n *NameNodes) Call(ctx context.Context, method string, req, resp proto.Message) error {
-	return n.failover.Call(ctx, method, req, resp, Repeatable(method))
+	err := n.failover.Call(ctx, method, req, resp, Repeatable(method))
+	var refused *exception.Error
+	if err != nil && !errors.As(err, &refused) {
+		return &unanswered{err}
+	}
+	return err
 }
 
 // Active is the address of the NameNode that is asked first.
