@@ -32,8 +32,8 @@ func copyCommand(run runner) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p.threads.begin(s)
-			err = s.each(sources, func(name string) error {
+			ctx = p.threads.begin(ctx, s)
+			return p.threads.each(ctx, sources, func(name string) error {
 				from := s.path(name)
 				to := target(path.Base(from))
 				if to == from || strings.HasPrefix(to, strings.TrimSuffix(from, "/")+"/") {
@@ -41,7 +41,6 @@ func copyCommand(run runner) *cobra.Command {
 				}
 				return s.copyTree(ctx, from, to, &p, keep)
 			})
-			return errors.Join(err, p.threads.wait())
 		}),
 	}
 	flags := cmd.Flags()
@@ -101,6 +100,9 @@ func mergeCommand(run runner) *cobra.Command {
 		Short: "Fetch files, and the files of directories in their order, into one local file",
 		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			if len(args) == 1 {
+				return nil // of patterns that match nothing, which is told: what is there stays
+			}
 			local := args[len(args)-1]
 			return fillLocal(local, 0o644, func(to io.Writer) error {
 				return s.merge(ctx, args[:len(args)-1], to, newline, skipEmpty)

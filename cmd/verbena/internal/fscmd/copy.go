@@ -101,9 +101,17 @@ func (p *put) all(ctx context.Context, s *session, args []string, done func(loca
 	if err != nil {
 		return err
 	}
-	p.threads.begin(s)
-	err = s.each(sources, func(name string) error {
-		to := target(filepath.Base(filepath.Clean(name)))
+	ctx = p.threads.begin(ctx, s)
+	return p.threads.each(ctx, sources, func(name string) error {
+		base := name
+		if name != "-" {
+			abs, err := filepath.Abs(name) // as . and .. have names, too
+			if err != nil {
+				return err
+			}
+			base = filepath.Base(abs)
+		}
+		to := target(base)
 		if name == "-" && to != target("") {
 			return errors.New("standard input has no name: give the path of a file, not of a directory")
 		}
@@ -112,7 +120,6 @@ func (p *put) all(ctx context.Context, s *session, args []string, done func(loca
 		}
 		return done(name)
 	})
-	return errors.Join(err, p.threads.wait())
 }
 
 func (p *put) source(ctx context.Context, s *session, local, target string) error {
@@ -285,26 +292,12 @@ func getCommand(run runner) *cobra.Command {
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			s.unverified = g.unverified
 			if len(args) == 1 {
-				args = append(args, ".")
+				args = append(args[:1:1], ".")
 			}
-			sources, to := args[:len(args)-1], args[len(args)-1]
-			if to == "-" {
-				return s.eachFile(ctx, sources, func(f *hdfs.FileReader) error { return copyFile(s.out, f) })
-			}
-			info, err := os.Stat(to)
-			into := err == nil && info.IsDir()
-			if len(sources) > 1 && !into {
-				return isNo(s.verb, to, syscall.ENOTDIR)
-			}
-			g.threads.begin(s)
-			err = s.each(sources, func(name string) error {
-				name, local := s.path(name), to
-				if into {
-					local = filepath.Join(to, path.Base(name))
-				}
-				return g.source(ctx, s, name, local)
-			})
-			return errors.Join(err, g.threads.wait())
+			var failed failures
+			sources := s.expand(ctx, args[:len(args)-1], false, &failed)
+			failed.add(s, g.all(ctx, s, sources, args[len(args)-1]))
+			return failed.err()
 		}),
 	}
 	flags := cmd.Flags()
@@ -322,6 +315,26 @@ func getCommand(run runner) *cobra.Command {
 type get struct {
 	force, preserve, sums, unverified bool
 	threads                           threads
+}
+
+// all fetches the sources to a local path, or into it if it is a directory.
+func (g *get) all(ctx context.Context, s *session, sources []string, to string) error {
+	if to == "-" {
+		return s.eachFile(ctx, sources, func(f *hdfs.FileReader) error { return copyFile(s.out, f) })
+	}
+	info, err := os.Stat(to)
+	into := err == nil && info.IsDir()
+	if len(sources) > 1 && !into {
+		return isNo(s.verb, to, syscall.ENOTDIR)
+	}
+	ctx = g.threads.begin(ctx, s)
+	return g.threads.each(ctx, sources, func(name string) error {
+		name, local := s.path(name), to
+		if into {
+			local = filepath.Join(to, path.Base(name))
+		}
+		return g.source(ctx, s, name, local)
+	})
 }
 
 func (g *get) source(ctx context.Context, s *session, name, local string) error {

@@ -7,9 +7,14 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 // Commands make directories and files with the modes that the umask leaves, or with those of
@@ -158,14 +163,12 @@ func TestCopiesOfTreesEnd(t *testing.T) {
 	var p put
 	var g get
 	for name, perform := range map[string]func(context.Context, *session) error{
-		"put": func(ctx context.Context, s *session) error { p.threads.begin(s); return p.source(ctx, s, tree, "/to") },
+		"put": func(ctx context.Context, s *session) error { return p.source(p.threads.begin(ctx, s), s, tree, "/to") },
 		"cp": func(ctx context.Context, s *session) error {
-			p.threads.begin(s)
-			return s.copyTree(ctx, "/from", "/to", &p, kept{})
+			return s.copyTree(p.threads.begin(ctx, s), "/from", "/to", &p, kept{})
 		},
 		"get": func(ctx context.Context, s *session) error {
-			g.threads.begin(s)
-			return g.source(ctx, s, "/from", tree)
+			return g.source(g.threads.begin(ctx, s), s, "/from", tree)
 		},
 	} {
 		ctx, end := context.WithCancel(t.Context())
@@ -173,6 +176,93 @@ func TestCopiesOfTreesEnd(t *testing.T) {
 		err := perform(ctx, &session{client: client, errOut: &said, verb: name})
 		if lines := strings.Split(said.String(), "\n"); err == nil || len(lines) != 3 || !strings.Contains(lines[0], "/a/1") || !strings.Contains(lines[1], "canceled") {
 			t.Errorf("%s: %v, says %q", name, err, said.String())
+		}
+	}
+}
+
+// A copy of trees ends when no NameNode answers, which is told once.
+func TestCopiesEndWithTheConnection(t *testing.T) {
+	s := startShell(t)
+	local := t.TempDir()
+	tree, target := filepath.Join(local, "tree"), filepath.Join(local, "target")
+	for i := range 20 {
+		localFiles(t, tree, fmt.Sprintf("a/%02d", i))
+	}
+	localFiles(t, tree, "b/c")
+	localFiles(t, target, "tree/a/00")
+	s.must("mkdir", "/copies")
+	s.must("put", tree, "/")
+	s.must("put", tree, "/copies")
+	var p put
+	var g get
+	for verb, perform := range map[string]func(context.Context, *session) error{
+		"put": func(ctx context.Context, s *session) error {
+			return p.all(ctx, s, []string{tree, tree, "/"}, func(string) error { return nil })
+		},
+		"cp": func(ctx context.Context, s *session) error {
+			ctx = p.threads.begin(ctx, s)
+			return p.threads.each(ctx, []string{"/tree", "/tree"}, func(name string) error { return s.copyTree(ctx, name, "/copies/tree", &p, kept{}) })
+		},
+		"get": func(ctx context.Context, s *session) error { return g.all(ctx, s, []string{"/tree", "/tree"}, target) },
+	} {
+		for _, threads := range []int{1, 4} {
+			client, err := s.connect(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, g = put{}, get{}
+			p.threads.most, g.threads.most = threads, threads
+			said := ending{end: func() { client.Close() }} // which the next call finds
+			err = perform(t.Context(), &session{client: client, errOut: &said, verb: verb})
+			lost := 0
+			for line := range strings.Lines(said.String()) {
+				if !strings.Contains(line, "File exists") {
+					lost++
+				}
+			}
+			if err == nil || lost != 1 {
+				t.Errorf("%s -t %d: %v, says %s", verb, threads, err, said.String())
+			}
+		}
+	}
+}
+
+// After some errors other files fail as well, after others they may do better.
+func TestErrorsOfAllFiles(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{&fs.PathError{Op: "create", Path: "/f", Err: fmt.Errorf("once more: %w", hdfs.ErrNoNameNode)}, true},
+		{&fs.PathError{Op: "create", Path: "/f", Err: &hdfs.ServerError{Class: exception.Standby}}, true},
+		{errors.Join(&fs.PathError{Op: "write", Path: "f", Err: syscall.ENOSPC}, fs.ErrClosed), true},
+		{&fs.PathError{Op: "open", Path: "f", Err: syscall.EROFS}, true},
+		{&fs.PathError{Op: "read", Path: "f", Err: syscall.EIO}, false},
+		{&fs.PathError{Op: "create", Path: "/f", Err: &hdfs.ServerError{Class: exception.DSQuotaExceeded}}, false},
+		{&fs.PathError{Op: "create", Path: "/f", Err: &hdfs.ServerError{Class: exception.AccessControl}}, false},
+		{&fs.PathError{Op: "read", Path: "/f", Err: fmt.Errorf("%w: %w", hdfs.ErrBlockMissing, syscall.ECONNREFUSED)}, false},
+		{isNo("put", "/f", fs.ErrExist), false},
+		{fmt.Errorf("f: its owner is nobody here: %w", user.UnknownUserError("ada")), false},
+	} {
+		if got := ofAllFiles(c.err); got != c.want {
+			t.Errorf("%v: %v", c.err, got)
+		}
+	}
+}
+
+// What is stored has the name that it has here, however it is named.
+func TestPutNamesWhatItStores(t *testing.T) {
+	s := startShell(t)
+	local := filepath.Join(t.TempDir(), "above")
+	localFiles(t, local, "here/f")
+	t.Chdir(filepath.Join(local, "here"))
+	for i, from := range []string{"..", "../.", ".", "../here/", "f"} {
+		to := fmt.Sprint("/", i)
+		s.must("mkdir", to)
+		s.must("put", from, to)
+		want := []string{"/above/here/f", "/above/here/f", "/here/f", "/here/f", "/f"}[i]
+		if got := s.must("cat", to+want); got != "here/f" {
+			t.Errorf("put %s: %q", from, got)
 		}
 	}
 }

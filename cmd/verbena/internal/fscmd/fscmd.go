@@ -76,7 +76,7 @@ in put and for standard output in get. Commands may be written as in hdfs dfs: -
 	paths, behind, sources := expanding(run, 0, 0, ""), expanding(run, 1, 0, ""), expanding(run, 0, 1, "")
 	orHome, orRoot := expanding(run, 0, 0, "."), expanding(run, 0, 0, "/")
 	cmd.AddCommand(
-		listCommand(orHome), putCommand(run), getCommand(sources), catCommand(paths), mkdirCommand(paths),
+		listCommand(orHome), putCommand(run), getCommand(run), catCommand(paths), mkdirCommand(paths),
 		removeCommand(run), moveCommand(sources), statCommand(run), usageCommand(orHome), freeCommand(orRoot),
 		modeCommand(behind), ownerCommand(behind), groupCommand(behind), touchCommand(paths), emptyFileCommand(paths), checksumCommand(paths),
 		findCommand(orHome), tailCommand(paths), headCommand(paths), textCommand(paths), appendCommand(run), truncateCommand(behind), testCommand(paths),

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -61,14 +60,15 @@ func (s *session) eachMatch(ctx context.Context, args []string, f func(name stri
 // special are the characters of a pattern.
 const special = `*?[{\`
 
-// glob returns the paths that match a pattern; what is no pattern is itself.
+// glob returns the paths that match a pattern; what is no pattern is itself, without the
+// backslashes of characters that are quoted.
 func (s *session) glob(ctx context.Context, arg string) ([]string, error) {
 	if !strings.ContainsAny(arg, special) {
 		return []string{arg}, nil
 	}
 	found, err := globIn(s.client.FS(ctx, "/"), s.path(arg))
 	if err == nil && found == nil {
-		return []string{arg}, nil
+		return []string{unescaped([]rune(arg))}, nil
 	}
 	switch at := strings.Index(strings.TrimPrefix(arg, "hdfs://"), "/"); {
 	case strings.HasPrefix(arg, "hdfs://"):
@@ -92,14 +92,20 @@ func globIn(root fs.FS, pattern string) (out []string, err error) {
 		return nil, err
 	}
 	wild := len(alternatives) > 1
+	have := map[string]bool{} // what several alternatives may match
 	for _, p := range alternatives {
 		found, w, err := matching(root, p)
 		if err != nil {
 			return nil, err
 		}
 		wild = wild || w
+		if len(alternatives) == 1 {
+			out = found
+			break
+		}
 		for _, name := range found {
-			if !slices.Contains(out, name) {
+			if !have[name] {
+				have[name] = true
 				out = append(out, name)
 			}
 		}

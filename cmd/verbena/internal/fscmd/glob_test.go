@@ -3,6 +3,7 @@ package fscmd
 import (
 	"errors"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,19 +16,20 @@ func TestGlob(t *testing.T) {
 		root[name] = &fstest.MapFile{}
 	}
 	for pattern, want := range map[string]string{
-		"/logs/*.gz":                "/logs/2026-01.gz /logs/2026-02.gz",
-		"/logs/2026-0?.txt":         "/logs/2026-02.txt",
-		"/*/{a,x,2026-01.gz}":       "/data/a /logs/2026-01.gz",
-		"/data/[ab]":                "/data/a /data/b",
-		"/data/[!a]*":               "/data/b /data/c*",
-		"/{logs/old,data}/{x,b,y}":  "/logs/old/x /data/b",
-		"/data/{b,a}":               "/data/a /data/b", // in the order of the directory
-		"/{data,logs/{old/x,none}}": "/data /logs/old/x",
-		"/data/{a,{b,q}}":           "/data/a /data/b",
-		"/data/{a,b}{,*}":           "/data/a /data/b",
-		`/data/c\*`:                 "/data/c*",
-		"/lo*/o*/*":                 "/logs/old/x",
-		"/{data/a,data/b,data/nil}": "/data/a /data/b",
+		"/logs/*.gz":                 "/logs/2026-01.gz /logs/2026-02.gz",
+		"/logs/2026-0?.txt":          "/logs/2026-02.txt",
+		"/*/{a,x,2026-01.gz}":        "/data/a /logs/2026-01.gz",
+		"/data/[ab]":                 "/data/a /data/b",
+		"/data/[!a]*":                "/data/b /data/c*",
+		"/{logs/old,data}/{x,b,y}":   "/logs/old/x /data/b",
+		"/data/{b,a}":                "/data/a /data/b", // in the order of the directory
+		"/{data,logs/{old/x,none}}":  "/data /logs/old/x",
+		"/data/{a,{b,q}}":            "/data/a /data/b",
+		"/data/{a,b}{,*}":            "/data/a /data/b",
+		`/data/c\*`:                  "/data/c*",
+		"/lo*/o*/*":                  "/logs/old/x",
+		"/{data/a,data/b,data/nil}":  "/data/a /data/b",
+		"/{data/b,data/*,data/[ab]}": "/data/b /data/a /data/c*", // each once
 	} {
 		got, err := globIn(root, pattern)
 		if err != nil || strings.Join(got, " ") != want {
@@ -145,4 +147,46 @@ func FuzzBraces(f *testing.F) {
 			t.Errorf("%q becomes %q", pattern, out)
 		}
 	})
+}
+
+// A command of which all patterns match nothing does nothing: it takes its last argument for
+// nothing else, and leaves what is there.
+func TestPatternsThatMatchNothing(t *testing.T) {
+	s := startShell(t)
+	t.Chdir(t.TempDir())
+	localFiles(t, ".", "out", "source")
+	s.must("mkdir", "-p", "/user/root", "/d")
+	s.must("put", "source", "/user/root/out")
+	s.must("put", "source", "/user/root/other")
+	here := func(name, want string) {
+		t.Helper()
+		if got, err := os.ReadFile(name); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	for _, verb := range []string{"getmerge", "get"} {
+		for _, to := range []string{"out", "new"} {
+			s.fails([]string{verb, "/none*", to}, verb+": `/none*': No such file or directory")
+		}
+	}
+	s.fails([]string{"get", "-f", "/none*", "out"}, "get: `/none*': No such file or directory")
+	here("out", "out")
+	if _, err := os.Stat("new"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of nothing becomes something: %v", err)
+	}
+	s.must("get", "/user/root/ot*") // to the directory here
+	here("other", "source")
+	s.fails([]string{"get", "/none*"}, "get: `/none*': No such file or directory")
+}
+
+// Characters of patterns are quoted by backslashes, also in names that are to be made.
+func TestNamesAreMadeOfQuotedPatterns(t *testing.T) {
+	s := startShell(t)
+	s.must("mkdir", `/x\[1\]`)
+	s.must("touchz", `/x\[1\]/a\*`)
+	s.must("cp", `/x\[1\]/a\*`, `/x\[1\]/\{b\}`)
+	if got := s.must("ls", "-C", `/x\[1\]`); got != "/x[1]/a*\n/x[1]/{b}\n" {
+		t.Errorf("%q", got)
+	}
+	s.fails([]string{"ls", `/y\?`}, "ls: `/y?': No such file or directory")
 }

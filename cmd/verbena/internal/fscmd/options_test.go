@@ -241,11 +241,15 @@ func TestTouchzMakesAnew(t *testing.T) {
 	s.must("mkdir", "/d")
 	s.must("chmod", "777", "/d")
 	s.must("touch", "-t", "20200102:030405", "/d/f")
-	s.must("chmod", "666", "/d/f")
 	before := s.must("stat", "%Y", "/d/f")
 	s.must("touchz", "/d/f")
 	if after := s.must("stat", "%Y", "/d/f"); after == before {
 		t.Errorf("touchz leaves the time %s", after)
+	}
+	s.must("chmod", "666", "/d/f")
+	s.as("ada").must("touchz", "/d/f")
+	if owner := s.must("stat", "%u", "/d/f"); owner != "ada\n" {
+		t.Errorf("what ada makes anew is %s's", owner)
 	}
 }
 
