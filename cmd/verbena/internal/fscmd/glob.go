@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -84,7 +85,7 @@ func (s *session) glob(ctx context.Context, arg string) ([]string, error) {
 }
 
 // globIn finds what matches a pattern below the root of a file system, in the order of the
-// directories. It finds nothing, and that is no error, if the pattern is but a name that is
+// paths. It finds nothing, and that is no error, if the pattern is but a name that is
 // not there. As in Hadoop, a directory that can't be read on the way is an error.
 func globIn(root fs.FS, pattern string) (out []string, err error) {
 	alternatives, err := braces(pattern)
@@ -92,24 +93,16 @@ func globIn(root fs.FS, pattern string) (out []string, err error) {
 		return nil, err
 	}
 	wild := len(alternatives) > 1
-	have := map[string]bool{} // what several alternatives may match
 	for _, p := range alternatives {
 		found, w, err := matching(root, p)
 		if err != nil {
 			return nil, err
 		}
 		wild = wild || w
-		if len(alternatives) == 1 {
-			out = found
-			break
-		}
-		for _, name := range found {
-			if !have[name] {
-				have[name] = true
-				out = append(out, name)
-			}
-		}
+		out = append(out, found...)
 	}
+	slices.Sort(out)
+	out = slices.Compact(out) // several alternatives may match one
 	if len(out) == 0 && wild {
 		return nil, &fs.PathError{Op: "find", Path: pattern, Err: fs.ErrNotExist}
 	}
