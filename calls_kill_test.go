@@ -107,21 +107,7 @@ func callsWhen(t *testing.T, w world, signal syscall.Signal) {
 		enough = 300
 	}
 	var all, blocked sync.WaitGroup
-	// Callers that will get no answer before the peer ends, some of them with a deadline.
-	for i := range 32 {
-		blocked.Go(func() {
-			ctx := ctx
-			if signal == syscall.SIGSTOP {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, time.Duration(i+1)*10*time.Millisecond)
-				defer cancel()
-			}
-			_, err := c.Call(ctx, methodBlock, nil)
-			if !errors.Is(err, ErrOutcomeUnknown) && !errors.Is(err, ErrNotSent) && !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("a call that was under way: %v", err)
-			}
-		})
-	}
+	callsThatBlock(ctx, t, c, &blocked, signal == syscall.SIGSTOP)
 	stop, end := context.WithCancel(ctx)
 	defer end()
 	// Streams in both directions.
@@ -187,6 +173,24 @@ func callsWhen(t *testing.T, w world, signal syscall.Signal) {
 		if held != 0 {
 			t.Errorf("%d messages are held", held)
 		}
+	}
+}
+
+// callsThatBlock has 32 callers that get no answer before the peer ends, each with a deadline if that is asked for.
+func callsThatBlock(ctx context.Context, t *testing.T, c *Caller, blocked *sync.WaitGroup, deadlines bool) {
+	for i := range 32 {
+		blocked.Go(func() {
+			ctx := ctx
+			if deadlines {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, time.Duration(i+1)*10*time.Millisecond)
+				defer cancel()
+			}
+			_, err := c.Call(ctx, methodBlock, nil)
+			if !errors.Is(err, ErrOutcomeUnknown) && !errors.Is(err, ErrNotSent) && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a call that was under way: %v", err)
+			}
+		})
 	}
 }
 

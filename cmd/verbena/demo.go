@@ -50,15 +50,8 @@ of the input by the time of the whole command; their CPU seconds are those of al
 					return err
 				}
 			}
-			if cfg.Creates < 1 {
-				return fmt.Errorf("--creates is %d: it takes at least one small file to measure how long one takes", cfg.Creates)
-			}
-			cfg.Share = 1
-			if quick {
-				cfg.Share = 10
-				cfg.Creates = max(1, cfg.Creates/10)
-				cfg.LargeFile /= 10
-				cfg.Records /= 10
+			if err := demoSizes(&cfg, quick); err != nil {
+				return err
 			}
 			if cfg.Tree == "" {
 				if cfg.Tree, err = toolchainSource(cmd); err != nil {
@@ -121,6 +114,21 @@ of the input by the time of the whole command; their CPU seconds are those of al
 	flags.Int64Var(&cfg.Records, "records", 21_474_836, "records of 100 bytes to sort")
 	flags.StringSliceVar(&cfg.Transports, "transports", nil, "what to measure, in this order (default: tcp, then what this host has)")
 	return cmd
+}
+
+// demoSizes checks how much there is to do, and makes a tenth of it if it is to be quick.
+func demoSizes(cfg *demo.Config, quick bool) error {
+	if cfg.Creates < 1 {
+		return fmt.Errorf("--creates is %d: it takes at least one small file to measure how long one takes", cfg.Creates)
+	}
+	cfg.Share = 1
+	if quick {
+		cfg.Share = 10
+		cfg.Creates = max(1, cfg.Creates/10)
+		cfg.LargeFile /= 10
+		cfg.Records /= 10
+	}
+	return nil
 }
 
 // demoTables writes the tables for people.
