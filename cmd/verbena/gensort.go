@@ -17,7 +17,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/verbena-data/verbena"
-	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/internal/gensort"
 	"github.com/verbena-data/verbena/shuffle/dataset"
 )
@@ -139,98 +138,6 @@ func generate(cmd *cobra.Command, files *dataset.Files, format gensort.Format, f
 		sum = sum.Plus(s)
 	}
 	return sum, out.Commit(ctx, int(parts))
-}
-
-// valsortResult is valsort's, as --json shows it.
-type valsortResult struct {
-	Records        uint64 `json:"records"`
-	Checksum       string `json:"checksum"`
-	Duplicates     uint64 `json:"duplicate_keys"`
-	Unordered      uint64 `json:"unordered_records"`
-	FirstUnordered uint64 `json:"first_unordered,omitempty"`
-}
-
-func valsortCommand(o *options) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "valsort FILE",
-		Short: "Check that records are in order, as the published valsort does",
-		Long: `Read records of 100 bytes and tell, in the words of valsort 1.5, how many there are,
-how many have the key of the one before, whether each key is at least the one before,
-and the sum of the records' CRC-32, which sorting does not change: gensort -c prints it
-of the input. Ends with exit status 1 if records are out of order.`,
-		Example: `  verbena gensort -c 1000000 in.dat
-  verbena sort --format gensort -o out.dat in.dat
-  verbena valsort out.dat`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			files := o.files(nil, verbena.TransportAuto)
-			defer closing(&err, files)
-			s, err := validate(cmd, files.Files, args[0], asJSON)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				err = json.NewEncoder(cmd.OutOrStdout()).Encode(valsortResult{s.Records, s.Checksum.String(), s.Duplicates, s.Unordered, s.FirstUnordered})
-			} else {
-				err = s.Report(cmd.OutOrStdout())
-			}
-			if err == nil && !s.Sorted() {
-				return &fscmd.Failure{Code: 1}
-			}
-			return err
-		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "what was found as JSON")
-	return cmd
-}
-
-// validate summarizes parts of a file in parallel.
-func validate(cmd *cobra.Command, files *dataset.Files, name string, quiet bool) (whole gensort.Summary, err error) {
-	ctx := cmd.Context()
-	in, err := files.Open(ctx, name)
-	if err != nil {
-		return whole, err
-	}
-	defer closing(&err, in)
-	switch {
-	case in.Size() == 0:
-		return whole, errors.New("there must be at least one record to be validated")
-	case in.Size()%gensort.RecordSize != 0:
-		return whole, fmt.Errorf("partial record found at end: %s has %d bytes, no multiple of %d", name, in.Size(), gensort.RecordSize)
-	}
-	bar := bytesBar(cmd.ErrOrStderr(), "valsort", in.Size(), quiet)
-	defer func() { _ = bar.Clear() }() // the terminal's matter
-	const size = recordsAtOnce * gensort.RecordSize
-	parts := int64(runtime.GOMAXPROCS(0))
-	summaries := make([]gensort.Summary, parts)
-	records := in.Size() / gensort.RecordSize
-	g, ctx := errgroup.WithContext(ctx)
-	for i := range parts {
-		at, end := records*i/parts*gensort.RecordSize, records*(i+1)/parts*gensort.RecordSize
-		g.Go(func() error {
-			buffer := make([]byte, size)
-			for ; at < end; at += size {
-				if ctx.Err() != nil {
-					return context.Cause(ctx)
-				}
-				p := buffer[:min(size, end-at)]
-				if n, err := in.ReadAt(p, at); n < len(p) {
-					return fmt.Errorf("%s, at byte %d: %w", name, at+int64(n), errors.Join(err, io.ErrUnexpectedEOF))
-				}
-				summaries[i].Add(p)
-				_ = bar.Add(len(p))
-			}
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return whole, err
-	}
-	for _, s := range summaries {
-		whole.Join(s)
-	}
-	return whole, nil
 }
 
 // bytesBar is a progress bar on a terminal, and nothing elsewhere.

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/testneed"
@@ -89,6 +90,78 @@ func TestSortCommand(t *testing.T) {
 	}
 	if report, err := run(t, "", "valsort", in); err == nil || !strings.Contains(report, "First unordered record is record 2\n") {
 		t.Error(report, err)
+	}
+}
+
+// TestSummaries checks parts of a file apart: their summaries are checked as the whole file is. What goes wrong leaves what was there.
+func TestSummaries(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write := func(name string, text ...string) {
+		if err := os.WriteFile(at(name), []byte(strings.Join(text, "")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(name string) string {
+		text, err := os.ReadFile(at(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	record := func(key string) string { return key + strings.Repeat(".", 100-len(key)) }
+	low, high := record("a")+record("b"), record("b")+record("c")
+	write("low", low)
+	write("high", high)
+	write("whole", low, high)
+	for _, name := range []string{"low", "high"} {
+		if out, err := run(t, "", "valsort", "-q", "-t1", "-o", at(name+".sum"), at(name)); err != nil || out != "" {
+			t.Fatal(out, err)
+		}
+	}
+	write("sums", read("low.sum"), read("high.sum"))
+	write("turned", read("high.sum"), read("low.sum"))
+	whole, err := run(t, "", "valsort", "-o", at("whole.sum"), at("whole"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(t, "", "valsort", "-s", "-o", at("joined.sum"), at("sums")); err != nil || out != whole || !strings.Contains(out, "Duplicate keys: 1\n") {
+		t.Errorf("%v\n%s\nwant\n%s", err, out, whole)
+	}
+	if read("joined.sum") != read("whole.sum") || len(read("whole.sum")) != 280 {
+		t.Error("the summary of the parts is not that of the whole")
+	}
+	var failure *fscmd.Failure
+	out, err := run(t, "", "valsort", "-s", "--json", at("turned"))
+	if want := `"unordered_records":1,"first_unordered":2,"summaries":2}`; !errors.As(err, &failure) || failure.Code != 1 || !strings.Contains(out, want) {
+		t.Errorf("%v\n%s", err, out)
+	}
+
+	write("cut", read("sums")[:559])
+	write("records", strings.Repeat(low, 7))
+	write("spoilt", read("low.sum"), "\x01", read("high.sum")[1:])
+	write("empty")
+	for want, args := range map[string][]string{
+		"partial partition summary found at end":      {"-s", at("cut")},
+		"summary 0 of " + at("records"):               {"-s", at("records")},
+		"summary 1 of " + at("spoilt"):                {"-s", at("spoilt")},
+		"at least one record":                         {"-s", at("empty")},
+		"partial record found at end":                 {at("sums")},
+		"-o " + at("whole") + ": that is the file to": {"-o", at("whole"), at("whole")},
+		"no such file":                                {"-o", at("no/such"), at("whole")},
+	} {
+		if len(args) == 2 && args[0] == "-s" {
+			args = append([]string{"-o", at("whole.sum")}, args...)
+		}
+		if out, err := run(t, "", append([]string{"valsort"}, args...)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, %s; want %q", args, err, out, want)
+		}
+	}
+	if read("joined.sum") != read("whole.sum") || read("whole") != low+high {
+		t.Error("what failed has written")
+	}
+	if left, _ := filepath.Glob(at(".*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 
@@ -533,6 +606,7 @@ func TestJobsRefuse(t *testing.T) {
 		"no operation":                        {"pairs", "join", "--workers", "1"},
 		"no such file":                        {"valsort", "/nowhere/x"},
 		"not a regular file":                  {"valsort", os.DevNull},
+		"-t -1":                               {"valsort", "-t-1", "x"},
 	} {
 		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, %s; want %q", args, err, out, want)

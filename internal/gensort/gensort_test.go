@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -115,6 +117,127 @@ func TestReport(t *testing.T) {
 	if got := report(bytes.Join(r, nil)); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
+}
+
+// TestSummaryAsPublished compares with the files that valsort 1.5, built by gcc from its source, wrote on
+// amd64 with -o: of three records from number 5 on, of four from 0 on, and with -s of these two files' bytes one
+// after the other.
+func TestSummaryAsPublished(t *testing.T) {
+	parts := [][]byte{records(t, Binary, "5", 3), records(t, Binary, "0", 4)}
+	want := []string{
+		published(1, 1, 3, 0, 0x1b5fb21f3),
+		published(2, 1, 4, 0, 0x235bf0ba0),
+		published(1, 3, 7, 0, 0x3ebba2d93),
+	}
+	hashes := []string{
+		"d8faee8b29ef7f99cf7592fa7a43b536c2cb4f1954ad9b2b4bd4d8bb36d5ca77",
+		"5d871edcac15145a8b02789a38ed21b6722930fc005433f0f4dc43180b7abb30",
+		"9763373e4c66567c1a4ce2c74d8bfe37673bc4f4b7f66db5469324d286b40f97",
+	}
+	var both Summary
+	for i, wholes := range [][]byte{parts[0], parts[1], bytes.Join(parts, nil)} {
+		var s Summary
+		s.Add(wholes)
+		got := s.Append(nil)
+		if sum := sha256.Sum256(got); hex.EncodeToString(got[:len(want[i])/2]) != want[i] || hex.EncodeToString(sum[:]) != hashes[i] {
+			t.Errorf("file %d: %x", i, got)
+		}
+		if i < len(parts) {
+			if err := both.JoinParsed(got); err != nil {
+				t.Fatal(err)
+			}
+		} else if both != s {
+			t.Errorf("joined %+v, want %+v", both, s)
+		}
+	}
+}
+
+// published is the numbers of a summary as they were in those files, in hexadecimal: in 16 bytes each, the lower 8 of them the last, and in
+// those the lowest byte first.
+func published(numbers ...uint64) string {
+	var b strings.Builder
+	for _, n := range numbers {
+		fmt.Fprintf(&b, "%016x", 0)
+		for range 8 {
+			fmt.Fprintf(&b, "%02x", n&0xff)
+			n >>= 8
+		}
+	}
+	return b.String()
+}
+
+// TestHostileSummary has summaries of which no records can be.
+func TestHostileSummary(t *testing.T) {
+	var good Summary
+	good.Add(sortedRecords(records(t, ASCII, "0", 5)))
+	for want, spoil := range map[string]func(*Summary){
+		"":                                     func(*Summary) {},
+		"it tells of no record":                func(s *Summary) { s.Records = 0 },
+		"more than 92233720368547758 records":  func(s *Summary) { s.Records = 1 << 62 },
+		"big-endian":                           func(s *Summary) { s.Records = bits.ReverseBytes64(s.Records) },
+		"cannot be unordered and 4 duplicates": func(s *Summary) { s.FirstUnordered, s.Unordered, s.Duplicates = 1, 1, 4 },
+		"from number 1 on":                     func(s *Summary) { s.FirstUnordered = 1 },
+		"from number 0 on":                     func(s *Summary) { s.Unordered = 1 },
+		"from number 4 on":                     func(s *Summary) { s.FirstUnordered, s.Unordered = 4, 2 },
+		"the checksum 500000000":               func(s *Summary) { s.Checksum = Uint128{Lo: 5 << 32} },
+		"the first of one record":              func(s *Summary) { s.Records, s.Checksum = 1, Uint128{} },
+		"comes after the last":                 func(s *Summary) { s.first, s.last = s.last, s.first },
+		"all keys are the same":                func(s *Summary) { s.Duplicates = 4 },
+	} {
+		s := good
+		spoil(&s)
+		got, err := ParseSummary(s.Append(nil))
+		switch {
+		case want == "" && (err != nil || got != good):
+			t.Errorf("%+v, %v", got, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	wide := good.Append(nil)
+	wide[2*numberSize] = 1 // above 2^64
+	for _, p := range [][]byte{nil, wide[1:], append(wide[:len(wide):len(wide)], 0), wide} {
+		if s, err := ParseSummary(p); err == nil {
+			t.Errorf("%d bytes: %+v", len(p), s)
+		}
+	}
+	// Each makes sense, but not both.
+	most := Summary{Records: maxRecords}
+	if err := good.JoinParsed(most.Append(nil)); err == nil || !strings.Contains(err.Error(), "with those before it") || good.Records != 5 {
+		t.Errorf("%v, %+v", err, good)
+	}
+}
+
+// FuzzSummaries joins what is read of summaries, that of others: nothing that makes no sense comes out, and what was
+// read is written as it was.
+func FuzzSummaries(f *testing.F) {
+	var a, b Summary
+	a.Add(records(f, Binary, "5", 3))
+	b.Add(sortedRecords(records(f, Binary, "0", 4)))
+	f.Add(a.Append(b.Append(nil)))
+	f.Add(b.Append(a.Append(b.Append(nil))))
+	f.Add(a.Append(nil)[:SummarySize-1])
+	f.Fuzz(func(t *testing.T, p []byte) {
+		var whole Summary
+		var sum uint64
+		for part := range slices.Chunk(p, SummarySize) {
+			before := whole
+			if err := whole.JoinParsed(part); err != nil {
+				if whole != before {
+					t.Errorf("%v, and the summary changed", err)
+				}
+				continue
+			}
+			s, err := ParseSummary(part)
+			if err != nil || !bytes.Equal(s.Append(nil), part) {
+				t.Errorf("%x is written as %x; %v", part, s.Append(nil), err)
+			}
+			sum += s.Records
+			if got, err := ParseSummary(whole.Append(nil)); err != nil || got != whole || whole.Records != sum {
+				t.Errorf("joined to %+v, want %d records; %v", whole, sum, err)
+			}
+		}
+	})
 }
 
 func sortedRecords(p []byte) []byte {

@@ -16,27 +16,28 @@ type Summary struct {
 	// is none.
 	FirstUnordered uint64
 	Checksum       Uint128
-	first, last    [KeySize]byte
+	first, last    [RecordSize]byte
 }
 
 // Add takes the records that follow. The length of p is a multiple of RecordSize.
 func (s *Summary) Add(p []byte) {
 	s.Checksum = s.Checksum.Plus(Checksum(p))
+	last := s.last[:]
 	for ; len(p) >= RecordSize; p = p[RecordSize:] {
-		key := p[:KeySize]
 		if s.Records == 0 {
-			copy(s.first[:], key)
+			copy(s.first[:], p)
 		} else {
-			s.follow(key)
+			s.follow(last, p)
 		}
-		copy(s.last[:], key)
+		last = p[:RecordSize]
 		s.Records++
 	}
+	copy(s.last[:], last)
 }
 
-// follow compares a key with the last one.
-func (s *Summary) follow(key []byte) {
-	switch order := bytes.Compare(s.last[:], key); {
+// follow compares the key of a record with that of the last one.
+func (s *Summary) follow(last, record []byte) {
+	switch order := bytes.Compare(last[:KeySize], record[:KeySize]); {
 	case order == 0:
 		s.Duplicates++
 	case order > 0:
@@ -56,7 +57,7 @@ func (s *Summary) Join(next Summary) {
 		*s = next
 		return
 	}
-	s.follow(next.first[:])
+	s.follow(s.last[:], next.first[:])
 	if s.Unordered == 0 && next.Unordered > 0 {
 		s.FirstUnordered = s.Records + next.FirstUnordered
 	}
