@@ -25,9 +25,10 @@ type Endpoint struct {
 	service       string
 	local, remote net.Addr
 	selection     Selection
-	peer          *rdma.Credentials                       // see Peer
-	origin        string                                  // whom its memory is counted for; set before its carrier
-	dialled       bool                                    // by this side; likewise
+	peer          *rdma.Credentials // see Peer
+	origin        string            // whom its memory is counted for; set before its carrier
+	dialled       bool              // by this side; likewise
+	began         time.Time
 	openLane      func(context.Context) (net.Conn, error) // connects to the peer again, for one-sided operations; likewise
 	trusted       bool                                    // the peer may see what others of the group send; likewise
 	inPlace       bool                                    // messages may be used in the peer's memory; likewise
@@ -78,10 +79,12 @@ type carrier interface {
 	// receive waits for the next message of the endpoint's inbox, and makes
 	// progress meanwhile if that is the carrier's way. Calls are serialized.
 	receive(ctx context.Context) (*Message, error)
-	// sentTraffic counts the messages whose send has succeeded, receivedTraffic
-	// those that receive has returned.
-	sentTraffic() Traffic
-	receivedTraffic() Traffic
+	// done tells what the carrier has done: sent are the messages whose send has
+	// succeeded, received those that receive has returned.
+	done() activity
+	// credits is how many messages the peer takes without giving credits back, -1 if
+	// messages need none.
+	credits() int
 	// operate carries out the operations of a batch, at least one, and sends the
 	// message behind them. It may be called concurrently.
 	operate(ctx context.Context, b *Batch) error
@@ -141,7 +144,7 @@ type environment struct {
 // newEndpoint returns one that has no carrier yet.
 func newEndpoint(env *environment, tuning Tuning, service string, local, remote net.Addr, selection Selection) *Endpoint {
 	return &Endpoint{
-		env: env, count: &env.tcp, tuning: tuning, service: service, local: local, remote: remote, selection: selection,
+		env: env, count: &env.tcp, tuning: tuning, service: service, local: local, remote: remote, selection: selection, began: time.Now(),
 		sendLock: make(chan struct{}, 1), closed: make(chan struct{}), done: make(chan struct{}),
 	}
 }

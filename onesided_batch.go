@@ -50,6 +50,20 @@ func (o *operation) length() int {
 	return len(o.local)
 }
 
+// add counts an operation of n bytes.
+func (o *Operations) add(kind operationKind, n int) {
+	switch kind {
+	case opPut:
+		o.Puts++
+	case opGet:
+		o.Gets++
+	default:
+		o.Atomics++
+		return
+	}
+	o.Bytes += uint64(n)
+}
+
 // A Batch is one-sided operations that are posted together, on a device by one
 // doorbell, and waited for together. It is made by [Endpoint.Batch], filled, carried
 // out by Do, and can then be filled anew. It belongs to one goroutine at a time.

@@ -113,6 +113,15 @@ func (s *operator) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]o
 			err = waitErr
 		}
 	}
+	if err == nil {
+		s.mu.Lock()
+		for i := range b.ops[:b.count] {
+			if ways[i] != wayDevice { // which has been counted
+				s.operated.add(b.ops[i].kind, b.ops[i].length())
+			}
+		}
+		s.mu.Unlock()
+	}
 	if err == nil && b.notify {
 		if err = s.e.Send(ctx, b.tag, b.message); err != nil {
 			err = fmt.Errorf("the notification was not sent: %w", err)

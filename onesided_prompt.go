@@ -30,6 +30,9 @@ func (s *operator) prompt(kind operationKind, remote rdma.Remote, local []byte) 
 		} else {
 			done = s.device.WriteNow(remote, local)
 		}
+		if done {
+			s.operated.add(kind, len(local))
+		}
 	}
 	s.mu.Unlock()
 	return done

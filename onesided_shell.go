@@ -14,6 +14,8 @@ type operator struct {
 	*queuePair
 	asks   asker                // for what no device carries out
 	device rdma.PromptQueuePair // nil: the device carries nothing out within a call
+
+	operated Operations // mu guards it
 }
 
 func (s *operator) operate(ctx context.Context, b *Batch) error {
@@ -186,6 +188,7 @@ func (s *operator) post(f *flight, b *Batch) error {
 			Remote: rdma.Remote{Address: o.token.address + uint64(o.offset), Key: o.token.key}, CompareAdd: o.operand, Swap: o.swap,
 		}
 		entry[0] = rdma.SGE{Region: f.places[i].region, Offset: f.places[i].offset, Length: o.length()}
+		s.operated.add(o.kind, o.length())
 		seq++
 	}
 	fl.requests[f.size-1].Flags |= rdma.Signaled

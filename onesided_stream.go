@@ -30,7 +30,9 @@ type errands struct {
 	lost  error   // of the lane
 	word  [8]byte // the serving goroutine's
 	begin sync.Once
-	serve chan service // what the peer has asked for; nil before that
+
+	operated Operations
+	serve    chan service // what the peer has asked for; nil before that
 }
 
 func (q *errands) init() {
@@ -73,6 +75,11 @@ func (s *stream) operate(ctx context.Context, b *Batch) error {
 	q.asked.Forget(set, q.put)
 	if err == nil {
 		err = set.Err()
+	}
+	if err == nil {
+		for i := range b.ops[:b.count] {
+			q.operated.add(b.ops[i].kind, b.ops[i].length())
+		}
 	}
 	q.sets.Put(set)
 	q.mu.Unlock()

@@ -64,8 +64,7 @@ func (l *poolLane[C]) look(names []string, pauses backoff.Policy) {
 			continue
 		}
 		found := e.selection.Transport
-		e.selection.Rule = l.rule()
-		e.selection.note(found, "it came back: the pool was after it")
+		p.r.explain(e, l.rule(), "it came back: the pool was after it")
 		c, err := p.wrap(ctx, e, l.key.session)
 		cancel()
 		if err == nil {

@@ -376,7 +376,10 @@ func TestPoolSurvivesPartition(t *testing.T) {
 			}
 			pool.Put(a)
 			n.near[1].Refuse(nil)
-			p.until(t, "both are replaced", func() bool { return pool.Peers()[0].Replaced == 2 })
+			p.until(t, "both are replaced", func() bool {
+				p.client.Endpoints() // which reads why one was chosen
+				return pool.Peers()[0].Replaced == 2
+			})
 			if err := ask(p.ctx, b); err != nil {
 				t.Errorf("the old one ends before its request: %v", err)
 			}

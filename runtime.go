@@ -208,9 +208,7 @@ func (r *Runtime) forget(e *Endpoint) {
 		return
 	}
 	delete(r.endpoints, e)
-	c := e.count
-	c.past.sent.merge(e.carrier.sentTraffic())
-	c.past.received.merge(e.carrier.receivedTraffic())
+	e.count.past.merge(e.carrier.done())
 }
 
 // discard closes an endpoint that nobody has got, without waiting for the peer.

@@ -96,6 +96,20 @@ func (s *shell) wake() {
 	s.out.wake()
 }
 
+func (s *shell) done() activity {
+	s.mu.Lock()
+	a := activity{sent: s.sent, received: s.received, operations: s.operated}
+	s.mu.Unlock()
+	a.stalls, a.stalled = s.wait.total()
+	return a
+}
+
+func (s *shell) credits() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.m.Credits()
+}
+
 func (s *shell) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
 	return s.n.expose(ctx, s.e, c)
 }

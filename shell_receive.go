@@ -24,12 +24,6 @@ type inbound struct {
 	passages map[passedTo]*passage // ways that messages have been passed on
 }
 
-func (s *inbound) receivedTraffic() Traffic {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.received
-}
-
 // receive waits for the next message, and makes progress meanwhile.
 func (s *inbound) receive(ctx context.Context) (*Message, error) {
 	for {

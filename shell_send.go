@@ -17,6 +17,7 @@ type outbound struct {
 	*queuePair
 	out  sender  // the Send that waits
 	sent Traffic // mu guards it
+	wait stalls
 
 	atOnce bool                  // the processor that posts carries requests out
 	now    rdma.PromptQueuePair  // which it does within a call; nil if not
@@ -24,12 +25,6 @@ type outbound struct {
 	ahead  [link.PlaceSize]byte  // what stands before a message's payload; mu guards it
 
 	pairHeader [call.HeaderSize]byte // of a message that offerPair sends; who holds sendLock has it
-}
-
-func (s *outbound) sentTraffic() Traffic {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sent
 }
 
 // sendNow sends a message that nothing holds up, and reports false otherwise.
@@ -308,9 +303,11 @@ func (s *outbound) waitCredit(ctx context.Context, may func(*link.Machine[*Messa
 		if helped {
 			continue
 		}
+		began := s.wait.begin()
 		s.w.sleep()
 		s.out.sleep(ctx, s.e.done)
 		s.w.awake()
+		s.wait.end(began)
 	}
 }
 

@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -11,6 +12,8 @@ import (
 // Stats are the numbers of a runtime at one moment. What counts, counts from the
 // runtime's beginning and never goes back.
 type Stats struct {
+	// Closed tells that the runtime's Close has begun.
+	Closed bool
 	// Devices in order of preference. TCP, which has no device, is the last.
 	Devices []DeviceStats
 	// Providers that have no device, with the reason.
@@ -29,6 +32,8 @@ type Stats struct {
 type DeviceStats struct {
 	Transport string // [rdma.Provider.Name], or [TransportTCP]
 	Device    string // its own name; empty for TCP
+	// Attributes are what the device can do; zero for TCP.
+	Attributes rdma.Attributes
 
 	Endpoints int    // open now
 	Opened    uint64 // endpoints ever
@@ -37,6 +42,14 @@ type DeviceStats struct {
 	// Messages of the endpoints: those that Send has handed to the transport and
 	// those that Receive has returned, and the bytes in them.
 	Sent, Received Traffic
+	// Operations are the one-sided ones of this side: those that the device was given, and
+	// those that the peer's runtime has answered. What peers do to this side's memory, a
+	// device does not tell.
+	Operations Operations
+	// Stalls is how often a sender slept until the peer, or over TCP the connection, had
+	// room, and Stalled how long those slept, all together, that have gone on.
+	Stalls  uint64
+	Stalled time.Duration
 	// Events by kind: what the device told of itself and its queue pairs.
 	Events map[rdma.EventKind]uint64
 	// Gone tells why the device cannot be used any more, if so.
@@ -44,6 +57,25 @@ type DeviceStats struct {
 	// Pools are memory by group and purpose. On a device there are none before the
 	// first endpoint; TCP has some from the beginning.
 	Pools []PoolStats
+}
+
+// EndpointStats are the numbers of an endpoint.
+type EndpointStats struct {
+	Service       string
+	Local, Remote string // addresses of the TCP connection that set it up
+	Dialled       bool   // by this side
+	Group         string // empty for the runtime's own
+	Began         time.Time
+	Selection     Selection // the transport, and why
+
+	// As those of [DeviceStats].
+	Sent, Received Traffic
+	Operations     Operations
+	Stalls         uint64
+	Stalled        time.Duration
+	// Credits is how many messages the peer takes before it gives credits back, -1 over TCP,
+	// where messages need none.
+	Credits int
 }
 
 // EndpointPoolStats are the numbers of a pool of endpoints.
@@ -119,16 +151,50 @@ func (r *Runtime) Stats() Stats {
 	// closes.
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	s.Closed = r.closed
+	done := make([]activity, len(s.Devices))
 	for c, i := range index {
-		s.Devices[i].Sent, s.Devices[i].Received = c.past.sent, c.past.received
+		done[i] = c.past
 	}
 	for e := range r.endpoints {
-		d := &s.Devices[index[e.count]]
-		d.Endpoints++
-		d.Sent.merge(e.carrier.sentTraffic())
-		d.Received.merge(e.carrier.receivedTraffic())
+		i := index[e.count]
+		s.Devices[i].Endpoints++
+		done[i].merge(e.carrier.done())
+	}
+	for i := range done {
+		d, a := &s.Devices[i], &done[i]
+		d.Sent, d.Received, d.Operations, d.Stalls, d.Stalled = a.sent, a.received, a.operations, a.stalls, a.stalled
 	}
 	return s
+}
+
+// Endpoints returns the numbers of the endpoints that are open, the oldest first. It takes
+// the lock of each for a moment.
+func (r *Runtime) Endpoints() []EndpointStats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]EndpointStats, 0, len(r.endpoints))
+	for e, g := range r.endpoints {
+		a := e.carrier.done()
+		s := EndpointStats{
+			Service: e.service, Local: e.local.String(), Remote: e.remote.String(), Dialled: e.dialled, Group: g.cfg.Name, Began: e.began, Selection: e.selection,
+			Sent: a.sent, Received: a.received, Operations: a.operations, Stalls: a.stalls, Stalled: a.stalled, Credits: e.carrier.credits(),
+		}
+		s.Selection.Candidates = slices.Clone(e.selection.Candidates)
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b EndpointStats) int {
+		return cmp.Or(a.Began.Compare(b.Began), cmp.Compare(a.Remote, b.Remote), cmp.Compare(a.Local, b.Local))
+	})
+	return all
+}
+
+// explain says why the transport of an endpoint that nobody has got was chosen.
+func (r *Runtime) explain(e *Endpoint, rule, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.selection.Rule = rule
+	e.selection.note(e.selection.Transport, reason)
 }
 
 func (c *counters) stats(s DeviceStats) DeviceStats {
@@ -145,7 +211,7 @@ func (c *counters) stats(s DeviceStats) DeviceStats {
 }
 
 func (d *device) stats() DeviceStats {
-	s := d.count.stats(DeviceStats{Transport: d.transport, Device: d.attributes.Name})
+	s := d.count.stats(DeviceStats{Transport: d.transport, Device: d.attributes.Name, Attributes: d.attributes})
 	s.Gone = d.lost()
 	d.mu.Lock()
 	defer d.mu.Unlock()

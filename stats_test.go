@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"context"
 	"errors"
 	"io"
 	"testing"
@@ -50,6 +51,9 @@ func TestStats(t *testing.T) {
 			if w.transport == TransportTCP {
 				return
 			}
+			if s.Device == "" || s.Attributes.Name != s.Device {
+				t.Errorf("attributes %+v", s.Attributes)
+			}
 			if len(s.Pools) != 6 || s.Pools[0].Name != "receive" || s.Pools[0].Registered == 0 || s.Pools[0].Limit == 0 {
 				t.Errorf("pools %+v", s.Pools)
 			}
@@ -65,6 +69,80 @@ func TestStats(t *testing.T) {
 			t.Error(err)
 		}
 		check(0)
+	})
+}
+
+// An endpoint tells what it carries, and why over that transport; the device's numbers keep
+// it when the endpoint has gone.
+func TestEndpoints(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		_, token := exposeTo(t, b, 2<<20, allRights)
+		talk(t, p, a, b, 3)
+		batch := a.Batch()
+		batch.Put(token, 0, make([]byte, 100))
+		batch.Get(token, 0, make([]byte, 10))
+		err := errors.Join(batch.Do(p.ctx), a.Put(p.ctx, token, 0, make([]byte, 50)), a.Get(p.ctx, token, 0, make([]byte, MaxOperation+1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := Operations{Puts: 2, Gets: 3, Bytes: 161 + MaxOperation}
+		if atomics(a) {
+			if _, err := a.FetchAdd(p.ctx, token, 8, 1); err != nil {
+				t.Fatal(err)
+			}
+			want.Atomics = 1
+		}
+		c, s := p.client.Endpoints(), p.server.Endpoints()
+		if len(c) != 1 || len(s) != 1 {
+			t.Fatalf("%d and %d endpoints", len(c), len(s))
+		}
+		if c, sent := c[0], (Traffic{3, 3000}); c.Sent != sent || s[0].Received != sent || c.Operations != want || s[0].Operations != (Operations{}) {
+			t.Errorf("%+v\n%+v\nwant %+v", c, s[0], want)
+		}
+		if e := &c[0]; e.Service != "test/1" || !e.Dialled || e.Remote != a.RemoteAddr().String() || e.Local != a.LocalAddr().String() || e.Selection.String() != a.Selection().String() ||
+			e.Began.IsZero() || (e.Credits < 0) != (w.transport == TransportTCP) {
+			t.Errorf("%+v", e)
+		}
+		if e := &s[0]; e.Dialled || e.Selection.Transport != w.transport || e.Remote != b.RemoteAddr().String() {
+			t.Errorf("%+v", e)
+		}
+		_ = errors.Join(a.Close(), b.Close())
+		if left := p.client.Endpoints(); len(left) != 0 || p.client.Stats().of(w.transport).Operations != want {
+			t.Errorf("left %+v, %+v", left, p.client.Stats())
+		}
+		if p.client.Stats().Closed || p.client.Close() != nil || !p.client.Stats().Closed || len(p.client.Endpoints()) != 0 {
+			t.Error("a closed runtime does not say so")
+		}
+	})
+}
+
+// A Send that waits for the peer counts from the beginning of the wait, and its time from
+// the end.
+func TestStalls(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, _ := p.connect(t, w.transport)
+		ctx, cancel := context.WithCancel(p.ctx)
+		ended := make(chan error, 1)
+		go func() {
+			for {
+				if err := a.Send(ctx, 1, make([]byte, 64<<10)); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+		p.until(t, "the sender waits", func() bool { return p.client.Endpoints()[0].Stalls > 0 })
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		e, s := p.client.Endpoints()[0], p.client.Stats().of(w.transport)
+		if e.Stalled == 0 || s.Stalls != e.Stalls || s.Stalled != e.Stalled {
+			t.Errorf("stalls %+v, %+v", e, s)
+		}
 	})
 }
 

@@ -48,7 +48,8 @@ type stream struct {
 	flushing bool
 	writeErr error
 	drained  chan struct{} // one token when backlog got shorter
-	traffic  Traffic       // sent
+	wait     stalls
+	traffic  Traffic // sent
 	direct   directWriter
 	scratch  [frameHeader + MaxHeader + coalesceLimit]byte
 	bye      bool // the goodbye is out
@@ -208,7 +209,17 @@ func (s *stream) sendNow(uint32, []byte) bool { return false }
 // reuse implements carrier: the kernel has its own memory.
 func (s *stream) reuse() {}
 
-func (s *stream) receivedTraffic() Traffic { return s.in.received() }
+func (s *stream) done() activity {
+	a := activity{sent: s.sentTraffic(), received: s.in.received()}
+	s.errands.mu.Lock()
+	a.operations = s.errands.operated
+	s.errands.mu.Unlock()
+	a.stalls, a.stalled = s.wait.total()
+	return a
+}
+
+// credits implements carrier: TCP has its own flow control.
+func (s *stream) credits() int { return -1 }
 
 func (s *stream) sentTraffic() Traffic {
 	s.mu.Lock()

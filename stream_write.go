@@ -77,12 +77,17 @@ func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit i
 		if n < limit {
 			return nil
 		}
+		began := s.wait.begin()
 		select {
 		case <-s.drained:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			err = context.Cause(ctx)
 		case <-ended:
-			return s.e.err
+			err = s.e.err
+		}
+		s.wait.end(began)
+		if err != nil {
+			return err
 		}
 	}
 }

@@ -34,6 +34,10 @@ var (
 	failed     = describe("endpoints_failed_total", "Endpoints that did not get connected.")
 	messages   = describe("messages_total", "Messages that Send handed to the transport and Receive returned.", "direction")
 	payload    = describe("message_bytes_total", "Bytes of those messages.", "direction")
+	operations = describe("one_sided_operations_total", "One-sided operations of this side: those that the device was given, and those that the peer's runtime answered.", "kind")
+	reached    = describe("one_sided_bytes_total", "Bytes that Puts and Gets of this side carried.")
+	stalls     = describe("send_stalls_total", "How often a sender slept until the peer had room.")
+	stalled    = describe("send_stalled_seconds_total", "How long senders slept so, all together.")
 	events     = describe("device_events_total", "Asynchronous events by kind.", "kind")
 	counters   = describe("provider_counters_total", "What the provider counts over all its devices, by name.", "counter")
 	used       = describe("pool_used_bytes", "Registered memory that is handed out.", "group", "pool")
@@ -61,7 +65,7 @@ var levels = []string{"calm", "tight", "critical"}
 
 // Describe implements [prometheus.Collector].
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, events, counters, used, registered, limit, squeezed, waiting,
+	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, operations, reached, stalls, stalled, events, counters, used, registered, limit, squeezed, waiting,
 		poolEndpoints, poolPeers, poolWaiting, poolRequests, poolDials, poolEnded, memoryPressure, memoryLimit, memoryUsed, memoryRoom, memoryStalled} {
 		ch <- d
 	}
@@ -121,6 +125,12 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		counter(messages, d.Received.Messages, t, name, "received")
 		counter(payload, d.Sent.Bytes, t, name, "sent")
 		counter(payload, d.Received.Bytes, t, name, "received")
+		counter(operations, d.Operations.Puts, t, name, "put")
+		counter(operations, d.Operations.Gets, t, name, "get")
+		counter(operations, d.Operations.Atomics, t, name, "atomic")
+		counter(reached, d.Operations.Bytes, t, name)
+		counter(stalls, d.Stalls, t, name)
+		ch <- prometheus.MustNewConstMetric(stalled, prometheus.CounterValue, d.Stalled.Seconds(), t, name)
 		if t != verbena.TransportTCP {
 			// All kinds from the beginning, so that a rate can be taken of the first.
 			for kind := rdma.EventKind(0); kind <= rdma.EventPortUp; kind++ {

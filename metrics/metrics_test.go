@@ -28,6 +28,7 @@ func TestCollector(t *testing.T) {
 				{
 					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
 					Sent: verbena.Traffic{Messages: 7, Bytes: 700}, Received: verbena.Traffic{Messages: 3, Bytes: 30},
+					Operations: verbena.Operations{Puts: 4, Gets: 5, Atomics: 6, Bytes: 900}, Stalls: 7, Stalled: 2500 * time.Millisecond,
 					Events: map[rdma.EventKind]uint64{rdma.EventQueuePairError: 4}, Gone: errors.New("pulled out"),
 					Pools: []verbena.PoolStats{{Group: "tables", Name: "send", Used: 10, Registered: 20, Limit: 30, Squeezed: true, Waiting: 4}},
 				},
@@ -85,6 +86,18 @@ verbena_message_bytes_total{device="",direction="received",transport="tcp"} 0
 verbena_message_bytes_total{device="",direction="sent",transport="tcp"} 0
 verbena_message_bytes_total{device="shm0",direction="received",transport="shm"} 30
 verbena_message_bytes_total{device="shm0",direction="sent",transport="shm"} 700
+# HELP verbena_one_sided_bytes_total Bytes that Puts and Gets of this side carried.
+# TYPE verbena_one_sided_bytes_total counter
+verbena_one_sided_bytes_total{device="",transport="tcp"} 0
+verbena_one_sided_bytes_total{device="shm0",transport="shm"} 900
+# HELP verbena_one_sided_operations_total One-sided operations of this side: those that the device was given, and those that the peer's runtime answered.
+# TYPE verbena_one_sided_operations_total counter
+verbena_one_sided_operations_total{device="",kind="atomic",transport="tcp"} 0
+verbena_one_sided_operations_total{device="",kind="get",transport="tcp"} 0
+verbena_one_sided_operations_total{device="",kind="put",transport="tcp"} 0
+verbena_one_sided_operations_total{device="shm0",kind="atomic",transport="shm"} 6
+verbena_one_sided_operations_total{device="shm0",kind="get",transport="shm"} 5
+verbena_one_sided_operations_total{device="shm0",kind="put",transport="shm"} 4
 # HELP verbena_pool_squeezed 1 while the pool is kept from growing because memory is short.
 # TYPE verbena_pool_squeezed gauge
 verbena_pool_squeezed{device="shm0",group="tables",pool="send",transport="shm"} 1
@@ -94,6 +107,14 @@ verbena_pool_used_bytes{device="shm0",group="tables",pool="send",transport="shm"
 # HELP verbena_pool_waiting_requests Requests that wait for memory.
 # TYPE verbena_pool_waiting_requests gauge
 verbena_pool_waiting_requests{device="shm0",group="tables",pool="send",transport="shm"} 4
+# HELP verbena_send_stalls_total How often a sender slept until the peer had room.
+# TYPE verbena_send_stalls_total counter
+verbena_send_stalls_total{device="",transport="tcp"} 0
+verbena_send_stalls_total{device="shm0",transport="shm"} 7
+# HELP verbena_send_stalled_seconds_total How long senders slept so, all together.
+# TYPE verbena_send_stalled_seconds_total counter
+verbena_send_stalled_seconds_total{device="",transport="tcp"} 0
+verbena_send_stalled_seconds_total{device="shm0",transport="shm"} 2.5
 # HELP verbena_provider_counters_total What the provider counts over all its devices, by name.
 # TYPE verbena_provider_counters_total counter
 verbena_provider_counters_total{counter="lost_completions",device="",transport="ibverbs"} 3
@@ -101,7 +122,7 @@ verbena_provider_counters_total{counter="overruns",device="",transport="ibverbs"
 `
 	err := testutil.CollectAndCompare(c, strings.NewReader(want), "verbena_device_events_total", "verbena_device_usable",
 		"verbena_endpoint_pool_dials_total", "verbena_endpoint_pool_ended_total", "verbena_endpoint_pool_endpoints", "verbena_endpoint_pool_requests_total",
-		"verbena_message_bytes_total", "verbena_pool_used_bytes", "verbena_pool_squeezed",
+		"verbena_message_bytes_total", "verbena_one_sided_bytes_total", "verbena_one_sided_operations_total", "verbena_send_stalls_total", "verbena_send_stalled_seconds_total", "verbena_pool_used_bytes", "verbena_pool_squeezed",
 		"verbena_pool_waiting_requests", "verbena_memory_pressure", "verbena_memory_room_bytes", "verbena_memory_stalled_seconds_total", "verbena_provider_counters_total")
 	if err != nil {
 		t.Error(err)

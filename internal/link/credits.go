@@ -75,6 +75,10 @@ func (m *Machine[M]) creditsDue() bool {
 	return c.owed > 0 && (c.owed*2 >= c.window || c.peers == 0 && m.inbox.empty())
 }
 
+// Credits is how many eager messages and offers this side may send before the peer gives
+// credits back.
+func (m *Machine[M]) Credits() int { return m.credits.left }
+
 // Window is how many receives the peer may use.
 func (m *Machine[M]) Window() int { return m.credits.window }
 
