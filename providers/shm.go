@@ -14,7 +14,7 @@ var shmEntry = provider("shm", []field[shm.Config]{
 		func(c *shm.Config, v string) error { return users(&c.AllowUIDs, v) }},
 	{"huge-pages", "take large memory from the host's reserved huge pages (vm.nr_hugepages), while there are any; not beside allow-uids", "false",
 		func(c *shm.Config, v string) error { return truth(&c.HugePages, v) }},
-	{"access-timeout", "how long to wait for a peer that is suspended in the middle of an access", "5s",
+	{"access-timeout", "how long to wait for a peer that is suspended in the middle of an access, or reads no answers", "5s",
 		func(c *shm.Config, v string) error { return duration(&c.AccessTimeout, v) }},
 	{"shared-receive-slots", "messages that may wait in a connection with shared receives", "128",
 		func(c *shm.Config, v string) error { return number(&c.SharedReceiveSlots, v) }},

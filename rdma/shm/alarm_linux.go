@@ -105,7 +105,7 @@ func (qp *queuePair) takesAlarms() bool {
 // if it never does, the peer rings the agent.
 func (qp *queuePair) handAlarm() {
 	if a := qp.recvCQ.alarm; a != nil && qp.takesAlarms() {
-		_ = qp.conn.writeWithin(atOnce, appendAlarm(nil, a.number), a.fd)
+		_ = qp.conn.writeSoon(appendAlarm(nil, a.number), a.fd)
 	}
 }
 

@@ -38,7 +38,6 @@ type conn struct {
 	misses  int           // regions that a foreign peer asked for in vain; the reader's
 
 	hungUp  atomic.Bool // the other end was closed, or its process died
-	writeMu sync.Mutex
 	buffer  []byte
 	control []byte
 
@@ -122,41 +121,70 @@ func (c *conn) bound(ctx context.Context) (release func()) {
 	}
 }
 
+// write writes a packet, and waits up to the limit for a peer that reads slowly. One
+// goroutine writes so at a time: whoever sets the connection up, then its reader.
 func (c *conn) write(packet []byte, descriptors ...int) error {
-	return c.writeWithin(c.limit, packet, descriptors...)
+	control := rights(descriptors)
+	err := c.try(packet, control)
+	if errors.Is(err, unix.EAGAIN) {
+		if err := c.socket.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
+			return err
+		}
+		_, _, err = c.socket.WriteMsgUnix(packet, control, nil)
+		c.noteHangUp(err)
+	}
+	return err
 }
 
-// atOnce is the limit of writes that nobody may wait for. They fail when a peer
-// that is suspended has left its socket full.
+// atOnce is how long writeSoon waits, which may write to many peers in a row.
 const atOnce = time.Millisecond
 
-// writeWithin writes a packet. It waits for room until the limit, and tries at least
-// once however late its goroutine gets a processor.
-func (c *conn) writeWithin(limit time.Duration, packet []byte, descriptors ...int) error {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
-	var control []byte
-	if len(descriptors) > 0 {
-		control = unix.UnixRights(descriptors...)
+// writeSoon writes a packet that may be lost. It fails if a peer that is suspended has
+// left its socket full.
+func (c *conn) writeSoon(packet []byte, descriptors ...int) error {
+	control := rights(descriptors)
+	err := c.try(packet, control)
+	if !errors.Is(err, unix.EAGAIN) {
+		return err
 	}
+	raw, err := c.socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if err := raw.Control(func(fd uintptr) {
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(atOnce/time.Millisecond))
+	}); err != nil {
+		return err
+	}
+	return c.try(packet, control)
+}
+
+// try writes a packet if there is room for it. It takes no lock, so nobody waits for a
+// goroutine that is in the middle of write. The kernel keeps packets whole.
+func (c *conn) try(packet, control []byte) error {
 	raw, err := c.socket.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var tried error
 	if err := raw.Control(func(fd uintptr) {
-		_, tried = unix.SendmsgN(int(fd), packet, control, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		for {
+			if _, tried = unix.SendmsgN(int(fd), packet, control, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); !errors.Is(tried, unix.EINTR) {
+				return
+			}
+		}
 	}); err != nil {
 		return err
 	}
-	if tried != nil && (errors.Is(tried, unix.EAGAIN) || errors.Is(tried, unix.EINTR)) {
-		if err := c.socket.SetWriteDeadline(time.Now().Add(limit)); err != nil {
-			return err
-		}
-		_, _, tried = c.socket.WriteMsgUnix(packet, control, nil)
-	}
 	c.noteHangUp(tried)
 	return tried
+}
+
+func rights(descriptors []int) []byte {
+	if len(descriptors) == 0 {
+		return nil
+	}
+	return unix.UnixRights(descriptors...)
 }
 
 // noteHangUp notes what an error tells about the other end.
@@ -231,7 +259,8 @@ func (c *conn) read() (p packet, err error) {
 const maxWants = 64
 
 // want asks for a region and reports whether it could. If not, the request that
-// waits for it asks again, until its time is over. One goroutine asks at a time.
+// waits for it asks again, until its time is over. One goroutine asks at a time; it
+// holds locks that polls need, and waits for nothing.
 func (c *conn) want(w want) bool {
 	c.wantsMu.Lock()
 	n := len(c.wants)
@@ -241,7 +270,7 @@ func (c *conn) want(w want) bool {
 	}
 	c.wants = append(c.wants, w) // before the answer can come
 	c.wantsMu.Unlock()
-	if c.writeWithin(atOnce, w.append(make([]byte, 0, wantLength))) == nil {
+	if c.try(w.append(make([]byte, 0, wantLength)), nil) == nil {
 		return true
 	}
 	c.wantsMu.Lock()
@@ -263,13 +292,13 @@ func (c *conn) answered(w want) error {
 
 // revoke tells that a region has gone. A peer that misses it finds out when it
 // maps the next one.
-func (c *conn) revoke(handle uint32) { _ = c.writeWithin(atOnce, appendRevoke(nil, handle)) }
+func (c *conn) revoke(handle uint32) { _ = c.writeSoon(appendRevoke(nil, handle)) }
 
 func (c *conn) goodbye(why string) {
 	if why == "" {
 		why = "closed"
 	}
-	_ = c.writeWithin(atOnce, appendText(packetGoodbye, why))
+	_ = c.writeSoon(appendText(packetGoodbye, why))
 }
 
 func (c *conn) close() { _ = c.socket.Close() }
@@ -292,7 +321,7 @@ func (c *conn) turnAway(last []byte) {
 			}
 		})
 	}
-	_ = c.writeWithin(atOnce, last)
+	_ = c.writeSoon(last)
 	c.close()
 }
 

@@ -246,14 +246,7 @@ func (qp *queuePair) serve() {
 	// What comes from now on is shorter, and there may be many connections.
 	qp.conn.buffer = make([]byte, maxConnected)
 	for {
-		p, err := qp.conn.read()
-		if err == nil {
-			err = qp.handle(&p)
-			p.release()
-		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = qp.conn.socket.SetReadDeadline(time.Time{}) // left over from connecting
-		}
+		err := qp.serveNext()
 		if err == nil {
 			continue
 		}
@@ -272,12 +265,29 @@ func (qp *queuePair) serve() {
 			err = fmt.Errorf("shm: %s ended the connection: %q: %w", qp.peerName(), left.text, rdma.ErrDisconnected)
 		case qp.conn.hungUp.Load():
 			err = fmt.Errorf("shm: %s died: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			// An answer that is left out would be taken for that to the next question.
+			kind = rdma.EventQueuePairError
+			err = fmt.Errorf("shm: %s has asked, and has left no room in its socket for the answer for %v; it is probably suspended: %w: %w", qp.peerName(), qp.conn.limit, rdma.ErrDisconnected, err)
 		default:
 			kind = rdma.EventQueuePairError
 			err = fmt.Errorf("shm: connection with %s: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
 		}
 		qp.failEvent(kind, err, "protocol error")
 	}
+}
+
+// serveNext reads a packet and does what it asks for.
+func (qp *queuePair) serveNext() error {
+	p, err := qp.conn.read()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return qp.conn.socket.SetReadDeadline(time.Time{}) // left over from connecting
+	}
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	return qp.handle(&p)
 }
 
 // failEvent fails the queue pair and tells so by an event.

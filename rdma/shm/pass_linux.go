@@ -173,8 +173,7 @@ func (s *passing) close() {
 }
 
 // close lets go of what an entry has. Nobody uses it or finds it any more. It waits for no
-// reader: one that is inside an access has a mapping of its own. It may wait for who is
-// writing to the socket of a peer that does not read.
+// reader: one that is inside an access has a mapping of its own.
 func (p *passedOn) close() {
 	if p.region != nil {
 		_ = p.region.Close() // nothing was written

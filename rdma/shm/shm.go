@@ -30,8 +30,9 @@ type Config struct {
 	// system has reserved, as long as there are any. It excludes AllowUIDs.
 	HugePages bool
 	// AccessTimeout bounds how long closing waits for a peer that is suspended in
-	// the middle of an access, and how long a request waits for a peer to hand
-	// over memory. 0 means 5 s; an hour is the most.
+	// the middle of an access, how long a request waits for a peer to hand over
+	// memory, and how long a peer that has asked for some may leave its socket full
+	// before it is disconnected. 0 means 5 s; an hour is the most.
 	AccessTimeout time.Duration
 	// SharedReceiveSlots is how many messages may wait in a queue pair with a
 	// shared receive queue until they are polled, rounded up to a power of two of
