@@ -98,7 +98,7 @@ func (qp *queuePair) adopt(h *hello, p *packet, c *conn) error {
 	}
 	qp.sendMu.Lock()
 	defer qp.sendMu.Unlock()
-	peer, err := qp.domain.device.acquirePeer(peerIdentity{domain: h.domain, process: c.peer.Pid}, c.foreign, p.take(1), p.take(2))
+	peer, err := qp.domain.device.acquirePeer(c.identify(h.domain), p.take(1), p.take(2))
 	if err != nil {
 		return err
 	}

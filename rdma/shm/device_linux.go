@@ -97,14 +97,14 @@ func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 	return dom, nil
 }
 
-// acquirePeer returns the peer's domain, which all connections to it share. It
-// takes the descriptors over.
-func (d *device) acquirePeer(identity peerIdentity, foreign bool, tableFD, bellFD int) (*peerDomain, error) {
+// acquirePeer returns the domain of a peer, whose table the identity lacks. It takes
+// the descriptors over.
+func (d *device) acquirePeer(identity peerIdentity, tableFD, bellFD int) (*peerDomain, error) {
 	file, err := memfd.Identify(tableFD)
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(tableFD), unix.Close(bellFD))
 	}
-	// A peer that presents the domain of another process gets one of its own.
+	// Another user's process that presents the domain of a third gets one of its own.
 	identity.table = file
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -113,12 +113,12 @@ func (d *device) acquirePeer(identity peerIdentity, foreign bool, tableFD, bellF
 		_, _ = unix.Close(tableFD), unix.Close(bellFD)
 		return p, nil
 	}
-	p := &peerDomain{device: d, identity: identity, foreign: foreign, users: 1, byHandle: make(map[uint32]*peerRegion), byKey: make(map[uint32]*peerRegion), pairs: make(map[*queuePair]struct{}), alarms: make(map[uint32]*peerAlarm)}
-	p.tableMemory, err = memfd.Adopt(tableFD, tableBytes, memfd.Terms{Foreign: foreign})
+	p := &peerDomain{device: d, identity: identity, users: 1, byHandle: make(map[uint32]*peerRegion), byKey: make(map[uint32]*peerRegion), pairs: make(map[*queuePair]struct{}), alarms: make(map[uint32]*peerAlarm)}
+	p.tableMemory, err = memfd.Adopt(tableFD, tableBytes, memfd.Terms{Foreign: identity.foreign})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("the peer's region table: %w", err), unix.Close(bellFD))
 	}
-	p.bellMemory, err = memfd.Adopt(bellFD, bellBytes, memfd.Terms{Writable: true, Foreign: foreign})
+	p.bellMemory, err = memfd.Adopt(bellFD, bellBytes, memfd.Terms{Writable: true, Foreign: identity.foreign})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("the peer's doorbell: %w", err), memfd.Unmap(p.tableMemory))
 	}

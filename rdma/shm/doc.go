@@ -78,7 +78,9 @@
 // used again: a new region is zeroed, and no peer has it.
 //
 // What this process maps of a peer is bounded: 4,096 regions, or 256 of another
-// user's, each after this side has asked for it. Of silent sockets a listener keeps
+// user's, each after this side has asked for it. Connections to one domain of a peer
+// share that, but for another user's process in a process namespace that this process
+// cannot see into: it cannot be told from others there. Of silent sockets a listener keeps
 // 256, and gives way to new ones at the cost of the user who has most; of requests
 // that wait for Accept it keeps 1,024, but 64 of one other user.
 //

@@ -14,20 +14,34 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// peerIdentity tells domains of other processes apart. The process and the file
-// come from the kernel, the rest from the peer.
+// peerIdentity tells domains of other processes apart. The domain is the peer's word,
+// and whoever has been a peer of a domain can present it, and its table. The kernel tells
+// the rest.
 type peerIdentity struct {
 	domain  [16]byte
 	process int32
+	user    uint32
+	foreign bool
 	table   memfd.Identity
+	alone   *conn // of a peer that shares nothing; nil: it does
+}
+
+// identify returns who presents a domain over a connection. To the kernel all processes
+// of other process namespaces are process 0 here. Those of another user could then pass
+// for each other, so each of their connections stands alone.
+func (c *conn) identify(domain [16]byte) peerIdentity {
+	identity := peerIdentity{domain: domain, process: c.peer.Pid, user: c.peer.Uid, foreign: c.foreign}
+	if c.foreign && c.peer.Pid == 0 {
+		identity.alone = c
+	}
+	return identity
 }
 
 // A peerDomain is what this process has mapped of a domain elsewhere. All
-// connections to it share it.
+// connections to it share it, if that is safe.
 type peerDomain struct {
 	device   *device
 	identity peerIdentity
-	foreign  bool
 	users    int // guarded by device.mu
 
 	tableMemory, bellMemory []byte
@@ -150,7 +164,7 @@ func (p *peerDomain) addPassed(g grant, kept promise, fd, tableFD int) error {
 	if err != nil {
 		return errors.Join(err, unix.Close(tableFD))
 	}
-	if r.tableMemory, err = memfd.Adopt(tableFD, tableBytes, memfd.Terms{Foreign: p.foreign}); err != nil {
+	if r.tableMemory, err = memfd.Adopt(tableFD, tableBytes, memfd.Terms{Foreign: p.identity.foreign}); err != nil {
 		return errors.Join(fmt.Errorf("the table of the owner of region %#x: %w", g.handle, err), r.unmap())
 	}
 	r.promise, r.kept = kept, viewTable(r.tableMemory).state(kept.handle)
@@ -164,7 +178,7 @@ func (p *peerDomain) adopt(g grant, fd int) (*peerRegion, error) {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	// Not populated: arenas are large, and a peer that idles touches little of them.
-	memory, err := memfd.Adopt(fd, int(g.length), memfd.Terms{Writable: mayWrite(rdma.Access(g.access)), Foreign: p.foreign})
+	memory, err := memfd.Adopt(fd, int(g.length), memfd.Terms{Writable: mayWrite(rdma.Access(g.access)), Foreign: p.identity.foreign})
 	if err != nil {
 		return nil, fmt.Errorf("region %#x of the peer: %w", g.handle, err)
 	}
@@ -176,7 +190,7 @@ func (p *peerDomain) adopt(g grant, fd int) (*peerRegion, error) {
 // enter makes a region known, and unmaps those that give way to it.
 func (p *peerDomain) enter(r *peerRegion) error {
 	most := maxRegions
-	if p.foreign {
+	if p.identity.foreign {
 		most = maxRegionsForeign
 	}
 	p.mu.Lock()
