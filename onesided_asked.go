@@ -18,6 +18,9 @@ type asker struct {
 	sets     onesided.Sets
 }
 
+// onQueuePair is the one way that there is.
+const onQueuePair onesided.Way = 0
+
 // begin returns a set for await to end.
 func (s *asker) begin() *onesided.Set {
 	s.mu.Lock()
@@ -66,7 +69,7 @@ func (s *asker) ask(ctx context.Context, set *onesided.Set, o *operation) error 
 		}
 		id := s.m.Ask(request)
 		s.asked.Add(id, q)
-		s.asked.Sent(id)
+		s.asked.Sent(id, onQueuePair)
 		s.flush()
 		err := s.e.Err() // posting may have failed
 		s.mu.Unlock()
@@ -107,7 +110,7 @@ func (s *asker) await(ctx context.Context, set *onesided.Set, giveUp bool) (err 
 func (s *asker) answered(answer wire.Answer, data []byte) error {
 	asked := &s.asked
 	code := verdictCode(answer.Verdict)
-	if code >= verdictCodes || !asked.Expected(answer.ID, code == verdictDone, len(data)) {
+	if code >= verdictCodes || !asked.Expected(answer.ID, onQueuePair, code == verdictDone, len(data)) {
 		return fmt.Errorf("%w: an answer %d with %d bytes to operation %d", ErrProtocol, code, len(data), answer.ID)
 	}
 	if code == verdictDone {

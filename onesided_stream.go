@@ -21,6 +21,20 @@ const (
 	operationHead, operands = 16, 16
 )
 
+// The ways of operations and their answers.
+const (
+	betweenMessages onesided.Way = iota
+	onLane
+)
+
+// way is that of the operations which s writes.
+func (s *stream) way() onesided.Way {
+	if s.aside {
+		return onLane
+	}
+	return betweenMessages
+}
+
 // errands are an end's operations that the peer has not answered.
 type errands struct {
 	mu    sync.Mutex
@@ -157,7 +171,7 @@ func (s *stream) askPiece(ctx context.Context, set *onesided.Set, o *operation, 
 	q.mu.Lock()
 	lost := q.lost
 	if lost == nil {
-		q.asked.Sent(id)
+		q.asked.Sent(id, via.way())
 	}
 	q.mu.Unlock()
 	if lost != nil {
@@ -212,12 +226,13 @@ func (s *stream) awaitErrands(ctx context.Context, set *onesided.Set) error {
 	}
 }
 
-// answered takes the peer's answer to an operation.
-func (s *stream) answered(r *bufio.Reader, f frame) error {
+// answered takes the peer's answer to an operation, which has come over via. The reader of
+// the other connection may be taking one at the same time.
+func (s *stream) answered(r *bufio.Reader, f frame, via *stream) error {
 	q := &s.errands
 	code := verdictCode(f.flags)
 	q.mu.Lock()
-	ok := code < verdictCodes && q.asked.Expected(f.tag, code == verdictDone, int(f.length))
+	ok := code < verdictCodes && q.asked.Expected(f.tag, via.way(), code == verdictDone, int(f.length))
 	whole := ok && q.asked.Number(f.tag)
 	q.mu.Unlock()
 	if !ok {

@@ -208,7 +208,7 @@ func (s *stream) readOperations(l *sideLane) error {
 			case frameOperation:
 				err = s.asked(r, f, l.stream)
 			case frameAnswer:
-				err = s.answered(r, f)
+				err = s.answered(r, f, l.stream)
 			default:
 				err = fmt.Errorf("%w: a frame of kind %d on a lane", ErrProtocol, f.kind)
 			}

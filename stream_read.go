@@ -65,7 +65,7 @@ func (s *stream) readFrames() error {
 				return fmt.Errorf("%w: frame of kind %d, which was not agreed on", ErrProtocol, f.kind)
 			}
 			if f.kind == frameAnswer {
-				err = s.answered(r, f)
+				err = s.answered(r, f, s)
 			} else {
 				err = s.asked(r, f, s)
 			}

@@ -70,13 +70,22 @@ type Query struct {
 	Into   []byte
 }
 
+// A Way is one of the connections by which an endpoint's operations go. The answer to one
+// comes the way that it went.
+type Way uint8
+
 // query is one that has no answer.
 type query struct {
 	Query
 	sent bool // it may be answered
+	way  Way  // that it went
 }
 
 // Asked are the operations that the peer was asked for and has not answered, by id.
+//
+// The answers of one way come one after the other, and are taken by one reader. So an id
+// whose answer is expected belongs to that reader until it calls Answered. The answers of
+// two ways may be taken in turns.
 type Asked struct{ all []query }
 
 // NewAsked makes room for ids below n.
@@ -91,13 +100,14 @@ func (a *Asked) Add(id uint32, q Query) {
 	q.Set.left++
 }
 
-// Sent says that the peer may answer.
-func (a *Asked) Sent(id uint32) { a.all[id].sent = true }
+// Sent says that the peer may answer, that way.
+func (a *Asked) Sent(id uint32, way Way) { a.all[id].sent, a.all[id].way = true, way }
 
-// Expected judges an answer of n bytes, which says whether the operation was carried out.
-// It reports false if the peer was not asked, or for something else.
-func (a *Asked) Expected(id uint32, done bool, n int) bool {
-	if uint64(id) >= uint64(len(a.all)) || !a.all[id].sent {
+// Expected judges an answer of n bytes that has come one way. With done it says that the
+// operation was carried out. Expected reports false if the peer was not asked that way, or
+// for something else.
+func (a *Asked) Expected(id uint32, way Way, done bool, n int) bool {
+	if uint64(id) >= uint64(len(a.all)) || !a.all[id].sent || a.all[id].way != way {
 		return false
 	}
 	return done && n == a.all[id].Want || !done && n == 0

@@ -24,19 +24,24 @@ func TestAnswersGoWhereTheyBelong(t *testing.T) {
 	a.Add(1, Query{Set: set, Want: 8, Number: true, Value: &value})
 	a.Add(2, Query{Set: set, Want: 8, Number: true}) // nobody wants to know what was there
 	a.Add(3, Query{Set: set})
-	if a.Expected(0, true, 5) {
+	if a.Expected(0, 1, true, 5) {
 		t.Fatal("an answer is expected before the operation was sent")
 	}
 	for id := range uint32(4) {
-		a.Sent(id)
+		a.Sent(id, 1)
 	}
 	for _, c := range []struct {
 		id   uint32
+		way  Way
 		done bool
 		n    int
 		want bool
-	}{{0, true, 5, true}, {0, true, 4, false}, {0, false, 5, false}, {0, false, 0, true}, {1, true, 8, true}, {3, true, 0, true}, {4, true, 0, false}, {1 << 31, false, 0, false}} {
-		if got := a.Expected(c.id, c.done, c.n); got != c.want {
+	}{
+		{0, 1, true, 5, true}, {0, 1, true, 4, false}, {0, 1, false, 5, false}, {0, 1, false, 0, true}, {1, 1, true, 8, true}, {3, 1, true, 0, true},
+		{0, 0, true, 5, false}, {0, 0, false, 0, false}, {0, 2, true, 5, false},
+		{4, 1, true, 0, false}, {1 << 31, 1, false, 0, false},
+	} {
+		if got := a.Expected(c.id, c.way, c.done, c.n); got != c.want {
 			t.Errorf("%+v: expected is %v", c, got)
 		}
 	}
@@ -57,7 +62,7 @@ func TestAnswersGoWhereTheyBelong(t *testing.T) {
 	if <-set.Done; set.Left() != 0 || set.Err() != errRefused {
 		t.Fatalf("%d left, %v", set.Left(), set.Err())
 	}
-	if a.Expected(3, true, 0) {
+	if a.Expected(3, 1, true, 0) {
 		t.Fatal("a second answer is expected")
 	}
 }
@@ -70,15 +75,15 @@ func TestForgottenOperations(t *testing.T) {
 	a.Add(0, Query{Set: gone, Want: 4, Into: into})
 	a.Add(1, Query{Set: gone, Want: 8, Number: true, Value: new(uint64)})
 	a.Add(2, Query{Set: stays, Want: 4, Into: into})
-	a.Sent(0)
-	a.Sent(2)
+	a.Sent(0, 0)
+	a.Sent(2, 0)
 	var freed []uint32
 	a.Forget(gone, func(id uint32) { freed = append(freed, id) })
 	if !slices.Equal(freed, []uint32{1}) {
 		t.Fatalf("ids %v are free; want 1 alone", freed)
 	}
 	new(Sets).Put(gone)
-	if !a.Expected(0, true, 4) {
+	if !a.Expected(0, 0, true, 4) {
 		t.Fatal("the answer is not expected any more")
 	}
 	a.Take(0, 0, []byte("la"))
@@ -143,7 +148,7 @@ func TestRandomAnswers(t *testing.T) {
 				}
 			case 4, 5, 6:
 				if len(under) > 0 {
-					a.Sent(id)
+					a.Sent(id, 0)
 					under[id] = asked{o.set, true}
 				}
 			case 7, 8, 9:
