@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -176,4 +177,32 @@ func TestAnswersOnBothConnections(t *testing.T) {
 			h.isOver(t)
 		})
 	}
+}
+
+// A lane dies while an operation from before it is answered between messages. It ends what
+// was sent on the lane, and nothing else.
+func TestLaneEndsWhatWentThere(t *testing.T) {
+	const size, half = 4096, 2048
+	h := newHostilePeer(t, worlds[0].pair(t, Config{}, ListenConfig{}))
+	before, behind := make([]byte, size), make([]byte, size)
+	answered := h.get(before)
+	f, _ := h.main.next()
+	h.openLane(t)
+	lost := h.get(behind)
+	h.lane.next()
+	h.beginAnswer(t, h.main, f.tag, before, half)
+	_ = h.lane.conn.Close()
+	if err := <-lost; !errors.Is(err, ErrPeerDied) {
+		t.Errorf("an operation on the lane: %v", err)
+	}
+	_, _ = h.main.conn.Write(pattern(size, 1)[half:])
+	if err := <-answered; err != nil || !bytes.Equal(before, pattern(size, 1)) {
+		t.Errorf("an operation from before it: %v", err)
+	}
+	if err := h.e.Send(h.p.ctx, 1, nil); err != nil {
+		t.Error(err)
+	}
+	_ = h.main.conn.Close()
+	<-h.e.Done()
+	_ = h.e.Close() // the peer is gone
 }

@@ -56,13 +56,13 @@ func (q *errands) init() {
 	}
 }
 
-// lose ends what was sent and has no answer: the lane has ended, and nothing goes there
-// any more.
+// lose ends what was sent on the lane and has no answer: it has ended, and nothing goes
+// there any more. What was sent between messages before there was a lane is answered there.
 func (q *errands) lose(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.lost = err
-	q.asked.Lose(err, q.put)
+	q.asked.Lose(onLane, err, q.put)
 }
 
 // put gives an id back.

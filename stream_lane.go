@@ -191,7 +191,7 @@ func (s *stream) readLane(l *sideLane) {
 		return
 	}
 	// The peer closes its lane when all else is said, so this one has died alone. What was
-	// under way has no answer.
+	// under way there has no answer.
 	s.errands.lose(fmt.Errorf("%w: the lane of one-sided operations: %w", ErrPeerDied, err))
 }
 

@@ -157,11 +157,11 @@ func (a *Asked) Forget(set *Set, freed func(id uint32)) {
 	}
 }
 
-// Lose ends all operations that were sent: no answer comes any more. freed is called with
-// their ids.
-func (a *Asked) Lose(err error, freed func(id uint32)) {
+// Lose ends all operations that were sent one way: no answer comes from there any more.
+// freed is called with their ids. The reader of that way calls it, or nobody reads there.
+func (a *Asked) Lose(way Way, err error, freed func(id uint32)) {
 	for id := range a.all {
-		if a.all[id].sent {
+		if q := &a.all[id]; q.sent && q.way == way {
 			a.Answered(uint32(id), err)
 			freed(uint32(id))
 		}

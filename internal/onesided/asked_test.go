@@ -107,6 +107,7 @@ func TestRandomAnswers(t *testing.T) {
 	type asked struct {
 		set  int // -1: forgotten
 		sent bool
+		way  Way
 	}
 	for seed := range uint64(500) {
 		random := rand.New(rand.NewPCG(seed, 11))
@@ -148,8 +149,11 @@ func TestRandomAnswers(t *testing.T) {
 				}
 			case 4, 5, 6:
 				if len(under) > 0 {
-					a.Sent(id, 0)
-					under[id] = asked{o.set, true}
+					if !o.sent {
+						o.sent, o.way = true, Way(random.IntN(2))
+						a.Sent(id, o.way)
+						under[id] = o
+					}
 				}
 			case 7, 8, 9:
 				if o.sent {
@@ -165,7 +169,8 @@ func TestRandomAnswers(t *testing.T) {
 				a.Forget(sets[n], put)
 				for id, o := range under {
 					if o.set == n && o.sent {
-						under[id] = asked{-1, true}
+						o.set = -1
+						under[id] = o
 					} else if o.set == n {
 						delete(under, id)
 					}
@@ -174,9 +179,10 @@ func TestRandomAnswers(t *testing.T) {
 				sets[n] = spare.Take()
 				left[n], errs[n] = 0, nil
 			case 11:
-				a.Lose(errRefused, put)
+				way := Way(random.IntN(2))
+				a.Lose(way, errRefused, put)
 				for id, o := range under {
-					if o.sent {
+					if o.sent && o.way == way {
 						ended(id, errRefused)
 					}
 				}
