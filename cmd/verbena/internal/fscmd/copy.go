@@ -420,6 +420,10 @@ func (g *get) file(ctx context.Context, s *session, name, local string, info *hd
 // well.
 func fillLocal(local string, mode os.FileMode, fill func(io.Writer) error) error {
 	tmp, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		at.Path = local // nobody has asked for the other name
+	}
 	if err != nil {
 		return err
 	}

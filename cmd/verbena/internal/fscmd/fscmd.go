@@ -61,7 +61,7 @@ in put and for standard output in get. Commands may be written as in hdfs dfs: -
 				return err
 			}
 			defer client.Close()
-			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.CalledAs()}
+			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.CalledAs(), ended: c.Context().Err}
 			if err = f(c.Context(), s, args); err != nil {
 				err = s.say(err)
 			}
@@ -174,6 +174,7 @@ type session struct {
 	out    io.Writer
 	errOut io.Writer
 	verb   string
+	ended  func() error // why the command is to end, such as an interrupt
 
 	answers    *bufio.Reader // of in, to what is asked: one for all, as it reads ahead
 	unverified bool          // files are read without checksums

@@ -294,8 +294,7 @@ func testCommand(run runner) *cobra.Command {
 	}{{&exists, "e", "it is there"}, {&dir, "d", "it is a directory"}, {&file, "f", "it is a file"}, {&empty, "z", "it has no byte"}, {&nonempty, "s", "it has bytes"}, {&readable, "r", "the user may read it"}, {&writable, "w", "the user may write it"}} {
 		cmd.Flags().BoolVarP(f.value, map[string]string{"e": "exists", "d": "directory", "f": "file", "z": "empty", "s": "nonempty", "r": "readable", "w": "writable"}[f.short], f.short, false, f.help)
 	}
-	cmd.MarkFlagsOneRequired("exists", "directory", "file", "empty", "nonempty", "readable", "writable")
-	cmd.MarkFlagsMutuallyExclusive("exists", "directory", "file", "empty", "nonempty", "readable", "writable")
+	oneOf(cmd, "No test flag given", "Only one test flag is allowed", "exists", "directory", "file", "empty", "nonempty", "readable", "writable")
 	return cmd
 }
 
@@ -645,8 +644,7 @@ func setACLCommand(run runner) *cobra.Command {
 	flags.StringVarP(&modify, "modify", "m", "", "add or change entries: `SPEC`")
 	flags.StringVarP(&remove, "remove", "x", "", "remove entries: `SPEC` without permissions")
 	flags.StringVar(&set, "set", "", "replace all entries: `SPEC`")
-	cmd.MarkFlagsOneRequired("remove-all", "remove-default", "modify", "remove", "set")
-	cmd.MarkFlagsMutuallyExclusive("remove-all", "remove-default", "modify", "remove", "set")
+	oneOf(cmd, "Expected one of -b, -k, -m, -x or --set options", "Specified flags contains both remove and modify flags", "remove-all", "remove-default", "modify", "remove", "set")
 	return cmd
 }
 
@@ -691,8 +689,7 @@ func getAttributeCommand(run runner) *cobra.Command {
 	flags.BoolVarP(&dump, "dump", "d", false, "all attributes")
 	flags.StringVarP(&name, "name", "n", "", "this attribute")
 	flags.StringVarP(&encoding, "encoding", "e", "text", "of values: text, hex or base64")
-	cmd.MarkFlagsOneRequired("dump", "name")
-	cmd.MarkFlagsMutuallyExclusive("dump", "name")
+	oneOf(cmd, "Must specify '-n name' or '-d' option.", "-n names one attribute, -d means all: leave one out", "dump", "name")
 	return cmd
 }
 
@@ -747,7 +744,6 @@ func setAttributeCommand(run runner) *cobra.Command {
 	cmd.Flags().StringVarP(&name, "name", "n", "", "the attribute to set: user.`NAME`")
 	cmd.Flags().StringVar(&value, "value", "", "or -v: text, 0xHEX or 0sBASE64")
 	cmd.Flags().StringVarP(&remove, "remove", "x", "", "the attribute to remove")
-	cmd.MarkFlagsOneRequired("name", "remove")
-	cmd.MarkFlagsMutuallyExclusive("name", "remove")
+	oneOf(cmd, "Must specify '-n name' or '-x name' option.", "Can not specify both '-n name' and '-x name' option.", "name", "remove")
 	return cmd
 }

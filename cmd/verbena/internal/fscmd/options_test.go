@@ -308,3 +308,32 @@ func TestRemovalsToTheTrash(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 }
+
+// A command without the flag that says what to do, or with two of them, makes no sense whatever is there:
+// its exit code is 255.
+func TestFlagsOfWhichOneIsWanted(t *testing.T) {
+	s := startShell(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"setfacl", "/"}, "-setfacl: Expected one of -b, -k, -m, -x or --set options\n"},
+		{[]string{"getfattr", "/"}, "-getfattr: Must specify '-n name' or '-d' option.\n"},
+		{[]string{"setfattr", "/"}, "-setfattr: Must specify '-n name' or '-x name' option.\n"},
+		{[]string{"setfattr", "-n", "user.a", "-x", "user.b", "/"}, "-setfattr: Can not specify both '-n name' and '-x name' option.\n"},
+	} {
+		if a := s.perform("", c.args...); a.Code != 255 || a.Err != c.want {
+			t.Errorf("%v: %+v, want %q", c.args, a, c.want)
+		}
+	}
+}
+
+// A directory that is missing here is told of by the path that was typed.
+func TestGetIntoWhatIsMissing(t *testing.T) {
+	s := startShell(t)
+	s.must("touchz", "/file")
+	to := filepath.Join(t.TempDir(), "missing", "file")
+	if a := s.perform("", "get", "/file", to); a.Code != 1 || a.Err != "get: `"+to+"': No such file or directory\n" {
+		t.Errorf("%+v", a)
+	}
+}

@@ -132,6 +132,9 @@ func (s *session) say(err error) error {
 	}
 	f := &Failure{1, s.explained(err)}
 	verb := s.verb
+	if errors.Is(err, hdfs.ErrNoNameNode) && s.ended != nil && s.ended() == nil {
+		f.text += ": is a NameNode running there? --namenode names another one"
+	}
 	var refused *hdfs.ServerError
 	if errors.As(err, &usage{}) || errors.As(err, &refused) && errors.Is(err, fs.ErrInvalid) {
 		f.Code, verb = 255, "-"+verb
@@ -153,6 +156,26 @@ func between(least, most int) cobra.PositionalArgs {
 			return nil
 		}
 		return (&session{errOut: c.ErrOrStderr(), verb: c.CalledAs()}).say(usage{err})
+	}
+}
+
+// oneOf wants one of some flags of a command, and says otherwise what Hadoop says of none and of several.
+func oneOf(cmd *cobra.Command, none, several string, flags ...string) {
+	arguments := cmd.Args
+	cmd.Args = func(c *cobra.Command, args []string) error {
+		if err := arguments(c, args); err != nil {
+			return err
+		}
+		given, text := 0, none
+		for _, name := range flags {
+			if c.Flags().Changed(name) {
+				given, text = given+1, several
+			}
+		}
+		if given == 1 {
+			return nil
+		}
+		return (&session{errOut: c.ErrOrStderr(), verb: c.CalledAs()}).say(usage{errors.New(text)})
 	}
 }
 
