@@ -58,6 +58,9 @@ of the input by the time of the whole command; their CPU seconds are those of al
 					return err
 				}
 			}
+			if info, err := os.Stat(cfg.Tree); err != nil || !info.IsDir() {
+				return fmt.Errorf("--tree %s is no directory that can be read: name one", cfg.Tree)
+			}
 			if cfg.Executable, err = os.Executable(); err != nil {
 				return err
 			}
@@ -76,8 +79,14 @@ of the input by the time of the whole command; their CPU seconds are those of al
 			c := &connector{user: user, rt: rt, dialers: map[string]*hdfs.Dialer{}}
 			defer closing(&err, c)
 			cfg.Connect = c.connect
+			usable := usableTransports(rt)
 			if len(cfg.Transports) == 0 {
-				cfg.Transports = usableTransports(rt)
+				cfg.Transports = usable
+			}
+			for _, transport := range cfg.Transports {
+				if !slices.Contains(usable, transport) {
+					return fmt.Errorf("--transports %s: this host has no device of it: verbena info says why", transport)
+				}
 			}
 			result, err := demo.Run(cmd.Context(), cfg)
 			if err != nil {
@@ -118,15 +127,23 @@ of the input by the time of the whole command; their CPU seconds are those of al
 
 // demoSizes checks how much there is to do, and makes a tenth of it if it is to be quick.
 func demoSizes(cfg *demo.Config, quick bool) error {
-	if cfg.Creates < 1 {
-		return fmt.Errorf("--creates is %d: it takes at least one small file to measure how long one takes", cfg.Creates)
+	for _, n := range []struct {
+		flag  string
+		value int64
+	}{
+		{"--creates", int64(cfg.Creates)}, {"--clients", int64(cfg.Workers)}, {"--datanodes", int64(cfg.DataNodes)},
+		{"--replication", int64(cfg.Replicas)}, {"--large-file", cfg.LargeFile}, {"--records", cfg.Records},
+	} {
+		if n.value < 1 {
+			return fmt.Errorf("%s is %d: want 1 or more", n.flag, n.value)
+		}
 	}
 	cfg.Share = 1
 	if quick {
 		cfg.Share = 10
 		cfg.Creates = max(1, cfg.Creates/10)
 		cfg.LargeFile /= 10
-		cfg.Records /= 10
+		cfg.Records = max(1, cfg.Records/10)
 	}
 	return nil
 }

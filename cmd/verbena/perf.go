@@ -101,6 +101,7 @@ can be compared although a host moves the processors of its virtual machines.`,
 	flags.IntVar(&p.plan.Signal, "signal", 0, "ask for a completion of one request in so many (default: lat 1, else up to 64)")
 	flags.IntVar(&p.plan.Batch, "batch", 0, "requests of one post (default: rate up to 16, else 1)")
 	flags.IntVar(&p.plan.Inline, "inline", -1, "longest message in bytes that is posted inline (default: what the device can, up to 256)")
+	flags.Lookup("inline").DefValue = "0" // which is not shown: the text above tells the default
 	flags.BoolVar(&p.plan.SharedReceives, "shared-receives", false, "level verbs: all connections that a goroutine polls receive by one shared receive queue, at both ends")
 	flags.BoolVar(&p.plan.RepostFirst, "repost-first", false, "mode lat: post a receive again, or release a message, before the answer, as perftest does, not after it")
 	flags.BoolVar(&p.plan.ReadPayload, "read-payload", false, "the receiver reads every line of each message, the sender writes it anew")
@@ -178,6 +179,9 @@ func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err er
 	if err != nil {
 		return err
 	}
+	if err := p.check(); err != nil {
+		return err
+	}
 	if len(p.cpus) > 0 {
 		if err := perf.Pin(p.cpus); err != nil {
 			return err
@@ -221,6 +225,45 @@ func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err er
 		c.Server = server.Address
 	}
 	return p.measure(cmd, c, plans)
+}
+
+// check refuses numbers that no measurement can have. Zero is a default where a flag says so.
+func (p *perfOptions) check() error {
+	for _, t := range []struct {
+		flag  string
+		value time.Duration
+	}{{"--duration", p.amount.Duration}, {"--timeout", p.timeout}} {
+		if t.value <= 0 {
+			return fmt.Errorf("%s %s: want more than 0", t.flag, t.value)
+		}
+	}
+	if p.amount.Pause < 0 {
+		return fmt.Errorf("--pause %s: want 0 or more", p.amount.Pause)
+	}
+	numbers := []struct {
+		flag   string
+		least  int
+		values []int
+	}{
+		{"--connections", 1, p.connections},
+		{"--posters", 1, p.posters},
+		{"--iterations", 0, []int{p.amount.Iterations}},
+		{"--warmup", 0, []int{p.amount.Warmup}},
+		{"--window", 0, []int{p.plan.Window}},
+		{"--receives", 0, []int{p.plan.Receives}},
+		{"--buffers", 0, []int{p.plan.Buffers}},
+		{"--signal", 0, []int{p.plan.Signal}},
+		{"--batch", 0, []int{p.plan.Batch}},
+		{"--inline", -1, []int{p.plan.Inline}},
+	}
+	for _, n := range numbers {
+		for _, value := range n.values {
+			if value < n.least {
+				return fmt.Errorf("%s %d: want %d or more", n.flag, value, n.least)
+			}
+		}
+	}
+	return nil
 }
 
 func (p *perfOptions) parseSizes() ([]int, error) {

@@ -128,6 +128,13 @@ func TestPerfSaysWhatIsWrong(t *testing.T) {
 		{[]string{"127.0.0.1:1"}, "connection refused"},
 		{[]string{"127.0.0.1:1", "--server-cpu", "1"}, "give --cpu to"},
 		{[]string{"--details"}, "--json"},
+		{[]string{"--duration", "0s"}, "--duration 0s: want more than 0"},
+		{[]string{"--timeout", "-1s"}, "--timeout -1s: want more than 0"},
+		{[]string{"--iterations", "-5"}, "--iterations -5: want 0 or more"},
+		{[]string{"--connections", "1,0"}, "--connections 0: want 1 or more"},
+		{[]string{"--posters", "-1"}, "--posters -1: want 1 or more"},
+		{[]string{"--window", "-1"}, "--window -1: want 0 or more"},
+		{[]string{"--inline", "-2"}, "--inline -2: want -1 or more"},
 		{[]string{"127.0.0.1:1", "--cpu", "5000"}, "no processor 5000"},
 		{[]string{"127.0.0.1:1", "--plot", "/nonexistent/x.svg"}, "no such file"},
 	} {

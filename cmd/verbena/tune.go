@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/perf"
+	"github.com/verbena-data/verbena/providers"
 )
 
 // tuned is a value that tune proposes.
@@ -55,7 +57,7 @@ which each value says what it was measured on. Keep the machine quiet meanwhile.
 		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd, o) },
 	}
 	flags := cmd.Flags()
-	flags.StringSliceVar(&t.transports, "transport", nil, "the transports to tune (default: all that are there)")
+	flags.StringSliceVar(&t.transports, "transport", nil, "the transports to tune: "+strings.Join(append(providers.Names(), verbena.TransportTCP), ", ")+" (default: all that are there)")
 	flags.DurationVar(&t.amount.Duration, "duration", 300*time.Millisecond, "how long each measurement takes")
 	flags.IntVar(&t.amount.Iterations, "iterations", 0, "messages of each measurement, instead of a time")
 	flags.IntVar(&t.amount.Warmup, "warmup", 500, "messages before each measurement, which do not count")
@@ -66,18 +68,22 @@ which each value says what it was measured on. Keep the machine quiet meanwhile.
 }
 
 func (t *tuneOptions) run(cmd *cobra.Command, o *options) (err error) {
-	var file *os.File
+	if err := t.check(); err != nil {
+		return err
+	}
+	var file *os.File // takes its name when all is measured
 	if t.output != "" {
-		how := os.O_WRONLY | os.O_CREATE | os.O_TRUNC
-		if !t.force {
-			how |= os.O_EXCL
+		if _, err := os.Lstat(t.output); err == nil && !t.force {
+			return fmt.Errorf("%s is there already: choose another --output, or --force", t.output)
 		}
-		if file, err = os.OpenFile(t.output, how, 0o644); err != nil {
-			if errors.Is(err, os.ErrExist) {
-				err = fmt.Errorf("%w: choose another --output, or --force", err)
+		if file, err = os.CreateTemp(filepath.Dir(t.output), "."+filepath.Base(t.output)+".*"); err != nil {
+			return fmt.Errorf("--output %s: %w", t.output, err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, os.Remove(file.Name()))
 			}
-			return err
-		}
+		}()
 		defer closing(&err, file)
 	}
 	if len(t.transports) == 0 {
@@ -96,9 +102,6 @@ func (t *tuneOptions) run(cmd *cobra.Command, o *options) (err error) {
 	}
 	var all []tuned
 	for _, transport := range t.transports {
-		if err := checkTransport(transport); err != nil {
-			return err
-		}
 		values, err := m.tune(cmd.Context(), transport)
 		if err != nil {
 			return fmt.Errorf("tune %s: %w", transport, err)
@@ -106,11 +109,30 @@ func (t *tuneOptions) run(cmd *cobra.Command, o *options) (err error) {
 		all = append(all, values...)
 	}
 	if file != nil {
-		if err := writeTuning(file, all); err != nil {
+		err := errors.Join(writeTuning(file, all), file.Chmod(0o644), os.Rename(file.Name(), t.output))
+		if err != nil {
 			return err
 		}
 	}
 	return t.show(cmd.OutOrStdout(), all)
+}
+
+// check refuses what can't be measured.
+func (t *tuneOptions) check() error {
+	for _, transport := range t.transports {
+		if all := append(providers.Names(), verbena.TransportTCP); !slices.Contains(all, transport) {
+			return fmt.Errorf("there is no transport %q to tune: choose of %s", transport, strings.Join(all, ", "))
+		}
+	}
+	switch {
+	case t.amount.Duration <= 0:
+		return fmt.Errorf("--duration %s: want more than 0", t.amount.Duration)
+	case t.amount.Iterations < 0:
+		return fmt.Errorf("--iterations %d: want 0 or more", t.amount.Iterations)
+	case t.amount.Warmup < 0:
+		return fmt.Errorf("--warmup %d: want 0 or more", t.amount.Warmup)
+	}
+	return nil
 }
 
 func (t *tuneOptions) show(out io.Writer, all []tuned) error {

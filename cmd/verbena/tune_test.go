@@ -48,6 +48,30 @@ func TestTune(t *testing.T) {
 	}
 }
 
+// What is wrong is told before anything is measured, and leaves no file.
+func TestTuneSaysWhatIsWrong(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct{ flag, value, want string }{
+		{"--transport", "auto", `no transport "auto" to tune`},
+		{"--duration", "-1s", "--duration -1s: want more than 0"},
+		{"--iterations", "-1", "--iterations -1: want 0 or more"},
+		{"--warmup", "-1", "--warmup -1: want 0 or more"},
+		{"--set", "ibverbs.device=none", "tune ibverbs: "},
+	} {
+		args := []string{"tune", "--output", filepath.Join(dir, "tuning.yaml"), c.flag, c.value}
+		if c.flag == "--set" {
+			t.Setenv(asVerbena, "1")
+			args = append(args, "--transport", "ibverbs", "--iterations", "1")
+		}
+		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s %s: %v\n%s", c.flag, c.value, err, out)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 func TestCrossover(t *testing.T) {
 	fetched := []cost{{alone: 2, rate: 10}, {alone: 3, rate: 10}, {alone: 4, rate: 10}}
 	for name, c := range map[string]struct {
