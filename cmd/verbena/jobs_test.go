@@ -429,6 +429,11 @@ func TestJobMetrics(t *testing.T) {
 	cmd.SetErr(&said)
 	cmd.SetContext(t.Context())
 	answered := ""
+	var told struct {
+		Process map[string]any
+		Runtime any
+		Shuffle struct{ Exchanges []map[string]any }
+	}
 	j := &jobcmd.Job{
 		Divide: func(int64, int) (exchange, work int64, err error) { return 1 << 20, 0, nil },
 		Work: func(ctx context.Context, p *jobcmd.Part) (any, error) {
@@ -436,7 +441,9 @@ func TestJobMetrics(t *testing.T) {
 			if err := errors.Join(s.Send(0, []byte("record")), s.Close()); err != nil {
 				return nil, err
 			}
-			_, address, _ := strings.Cut(strings.TrimSpace(said.String()), "Metrics at ")
+			_, address, _ := strings.Cut(said.String(), "Metrics at ")
+			address, _, _ = strings.Cut(address, "\n")
+			fetchJSON(t, strings.TrimSuffix(address, "metrics")+"status.json", &told)
 			r, err := http.Get(address)
 			if err != nil {
 				return nil, err
@@ -456,6 +463,9 @@ func TestJobMetrics(t *testing.T) {
 	}
 	if want := `verbena_shuffle_sent_records_total{exchange="job"} 1`; !strings.Contains(answered, want) {
 		t.Errorf("%q is missing in\n%s", want, answered)
+	}
+	if x := told.Shuffle.Exchanges; len(x) != 1 || x[0]["exchange"] != "job" || x[0]["sent_records"] != 1.0 || told.Process["command"] != "verbena, process 0 of 1" || told.Runtime != nil {
+		t.Errorf("%+v", told)
 	}
 	in := filepath.Join(t.TempDir(), "in")
 	if err := os.WriteFile(in, []byte("b\na\n"), 0o600); err != nil {

@@ -16,31 +16,41 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/metrics"
+	"github.com/verbena-data/verbena/status"
+	"github.com/verbena-data/verbena/status/page"
 )
 
 // metricsFlag is what the servers share.
 func metricsFlag(flags *pflag.FlagSet, address *string) {
-	flags.StringVar(address, "metrics", "", "serve Prometheus metrics at http://`HOST:PORT`/metrics (default: nowhere)")
+	flags.StringVar(address, "metrics", "", "serve Prometheus metrics at http://`HOST:PORT`/metrics, and a page for a browser at / of what runs and how (default: nowhere)")
 }
 
-// A metricsServer tells Prometheus the numbers of a process. The zero value, of
-// a process without the flag, does nothing.
+// A metricsServer tells Prometheus the numbers of a process, and people at a page. The zero
+// value, of a process without the flag, does nothing.
 type metricsServer struct {
 	address string
 	server  *http.Server
 	ended   chan error
 }
 
-// serveMetrics starts to serve at address, if it is not empty. rt may be nil.
-func serveMetrics(ctx context.Context, address string, rt *verbena.Runtime, more ...prometheus.Collector) (*metricsServer, error) {
+// A told process is what a metricsServer tells of.
+type told struct {
+	command    string
+	runtime    *verbena.Runtime // nil: it has none
+	collectors []prometheus.Collector
+	sources    []status.Source // of the page, beside the runtime
+}
+
+// serveMetrics starts to serve at address, if it is not empty.
+func serveMetrics(ctx context.Context, address string, of told) (*metricsServer, error) {
 	if address == "" {
 		return &metricsServer{}, nil
 	}
 	registry := prometheus.NewRegistry()
-	if rt != nil {
-		more = append(more, metrics.NewCollector(rt))
+	if of.runtime != nil {
+		of.collectors = append(of.collectors, metrics.NewCollector(of.runtime))
 	}
-	for _, c := range append(more, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})) {
+	for _, c := range append(of.collectors, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})) {
 		if err := registry.Register(c); err != nil {
 			return nil, fmt.Errorf("metrics: %w", err)
 		}
@@ -52,6 +62,7 @@ func serveMetrics(ctx context.Context, address string, rt *verbena.Runtime, more
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.Handle("/", page.New(page.Config{Command: of.command, Version: version(), Runtime: of.runtime, Sources: of.sources}))
 	m := &metricsServer{
 		address: l.Addr().String(), ended: make(chan error, 1),
 		server: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second},
@@ -60,10 +71,11 @@ func serveMetrics(ctx context.Context, address string, rt *verbena.Runtime, more
 	return m, nil
 }
 
-// tell says where the metrics are.
+// tell says where the page and the metrics are.
 func (m *metricsServer) tell(out io.Writer) {
 	if m.server != nil {
 		fmt.Fprintf(out, "Metrics at http://%s/metrics\n", m.address)
+		fmt.Fprintf(out, "Status at http://%s/\n", m.address)
 	}
 }
 

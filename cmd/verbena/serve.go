@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -89,7 +90,9 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				return explainListen(err, "--listen and --datanode-port")
 			}
 			defer closing(&err, cluster)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode, hdfs.NewReadsCollector(cluster.DataNodes...), hdfs.NewWritesCollector(cluster.DataNodes...), hdfs.NewDisksCollector(cluster.DataNodes...))
+			m, err := serveMetrics(cmd.Context(), metricsAt, told{command: cmd.CommandPath(), runtime: rt, collectors: []prometheus.Collector{
+				cluster.NameNode, hdfs.NewReadsCollector(cluster.DataNodes...), hdfs.NewWritesCollector(cluster.DataNodes...), hdfs.NewDisksCollector(cluster.DataNodes...),
+			}})
 			if err != nil {
 				return err
 			}
@@ -191,7 +194,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 			}
 			defer closing(&err, nn)
 			defer followHeap()()
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, nn)
+			m, err := serveMetrics(cmd.Context(), metricsAt, told{command: cmd.CommandPath(), runtime: rt, collectors: []prometheus.Collector{nn}})
 			if err != nil {
 				return err
 			}
@@ -487,7 +490,9 @@ func runDataNode(ctx context.Context, out io.Writer, o *options, f *dataNodeFlag
 		return explainListen(err, "--listen")
 	}
 	defer closing(&err, dn)
-	m, err := serveMetrics(ctx, f.metricsAt, rt, hdfs.NewReadsCollector(dn), hdfs.NewWritesCollector(dn), hdfs.NewDisksCollector(dn))
+	m, err := serveMetrics(ctx, f.metricsAt, told{command: "verbena datanode", runtime: rt, collectors: []prometheus.Collector{
+		hdfs.NewReadsCollector(dn), hdfs.NewWritesCollector(dn), hdfs.NewDisksCollector(dn),
+	}})
 	if err != nil {
 		return err
 	}

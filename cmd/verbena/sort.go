@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
@@ -22,6 +23,7 @@ import (
 	"github.com/verbena-data/verbena/shuffle/dataset"
 	"github.com/verbena-data/verbena/shuffle/job"
 	"github.com/verbena-data/verbena/shuffle/sort"
+	"github.com/verbena-data/verbena/status"
 )
 
 func sortCommand(o *options) *cobra.Command {
@@ -111,7 +113,10 @@ func (o *options) runJob(cmd *cobra.Command, j *jobcmd.Job) (err error) {
 		at, err := metricsAddress(j.Metrics, p.Exchange.Rank())
 		if err == nil {
 			var m *metricsServer
-			if m, err = serveMetrics(ctx, at, p.Runtime, shuffle.NewCollector(p.Exchange)); err == nil {
+			if m, err = serveMetrics(ctx, at, told{
+				command: fmt.Sprintf("%s, process %d of %d", cmd.CommandPath(), p.Exchange.Rank(), p.Exchange.Size()), runtime: p.Runtime,
+				collectors: []prometheus.Collector{shuffle.NewCollector(p.Exchange)}, sources: []status.Source{shuffle.NewStatus(p.Exchange)},
+			}); err == nil {
 				defer closing(&err, m)
 				m.tell(j.Errors)
 				return work(ctx, p)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -342,8 +343,48 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no %s in\n%s", want, body)
 		}
 	}
+	base, _, _ := strings.Cut("http://"+address, "/metrics")
+	if want := "Status at " + base + "/\n"; !strings.Contains(up.Log(), want) {
+		t.Errorf("%q is missing in %s", want, up.Log())
+	}
+	var told struct {
+		Process struct {
+			Command string
+			PID     int
+		}
+		Runtime struct {
+			Closed    bool
+			Traffic   []map[string]any
+			Endpoints []struct{ Service, Transport, Why string }
+		}
+	}
+	fetchJSON(t, base+"/status.json", &told)
+	if p, r := told.Process, told.Runtime; p.Command != "verbena up" || p.PID == 0 || r.Closed || len(r.Endpoints) == 0 || r.Endpoints[0].Service == "" || r.Endpoints[0].Why == "" {
+		t.Errorf("%+v", told)
+	}
+	overTCP := func(d map[string]any) bool { return d["transport"] == "tcp" && d["opened"].(float64) > 0 }
+	if !slices.ContainsFunc(told.Runtime.Traffic, overTCP) {
+		t.Errorf("%+v", told.Runtime.Traffic)
+	}
 	if _, err := run(t, "", "up", "--dir", filepath.Join(dir, "other"), "--listen", "127.0.0.1:0", "--metrics", address[:strings.Index(address, "/")]); err == nil || !strings.Contains(err.Error(), "--metrics") {
 		t.Errorf("on a port that is taken: %v", err)
+	}
+}
+
+// fetchJSON decodes what is at an address.
+func fetchJSON(t *testing.T, address string, into any) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if err := json.NewDecoder(answer.Body).Decode(into); err != nil || answer.StatusCode != http.StatusOK {
+		t.Fatal(answer.Status, err)
 	}
 }
 

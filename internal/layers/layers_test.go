@@ -35,7 +35,8 @@ var rows = [][]string{
 	{"/rdma"},
 	{"/internal/slab", "/internal/call"}, // registered memory stands on the model, calls on link's words
 	{""},                                 // the runtime
-	{"/metrics", "/providers"},
+	{"/status"},
+	{"/metrics", "/status/page", "/providers"},
 	// The service kit stands beside rdmanet, not on it: a service of messages
 	// does not link what carries streams.
 	{"/rdmanet", "/hadoop", "/internal/port", "/internal/journal"},

@@ -85,7 +85,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet, transports string) {
 	flags.StringVar(&o.Transport, "transport", verbena.TransportAuto, transports+"; between the processes")
 	flags.StringVarP(&o.Temporary, "temporary-directory", "T", "", "`directory` for temporary files (default: TMPDIR, or where the output goes)")
 	flags.BoolVar(&o.JSON, "json", false, "what was done as one JSON object")
-	flags.StringVar(&o.Metrics, "metrics", "", "serve Prometheus metrics of process N at http://`HOST:PORT`/metrics with PORT+N, or at any port if it is 0")
+	flags.StringVar(&o.Metrics, "metrics", "", "serve Prometheus metrics of process N at http://`HOST:PORT`/metrics with PORT+N, or at any port if it is 0, and a page for a browser at / of what the process does")
 	flags.BoolVarP(&o.Quiet, "quiet", "q", false, "no progress bar")
 	launched := flag.NewFlagSet("", flag.ContinueOnError)
 	o.job.AddFlags(launched)
