@@ -14,12 +14,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/bytesize"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/demo"
 	"github.com/verbena-data/verbena/hdfs"
 )
 
 func demoCommand(o *options) *cobra.Command {
 	var quick, asJSON bool
+	large := bytesize.Size(1 << 30)
 	cfg := demo.Config{JobWorkers: 2, JobMemory: "512MiB"}
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -50,6 +52,7 @@ of the input by the time of the whole command; their CPU seconds are those of al
 					return err
 				}
 			}
+			cfg.LargeFile = int64(large)
 			if err := demoSizes(&cfg, quick); err != nil {
 				return err
 			}
@@ -115,7 +118,7 @@ of the input by the time of the whole command; their CPU seconds are those of al
 	flags.BoolVar(&quick, "quick", false, "a tenth of the data")
 	flags.BoolVar(&asJSON, "json", false, "the table as one JSON object")
 	flags.StringVar(&cfg.Tree, "tree", "", "directory to store (default: the Go toolchain's source)")
-	flags.Int64Var(&cfg.LargeFile, "large-file", 1<<30, "bytes of the large file")
+	flags.Var(&large, "large-file", "bytes of the large file")
 	flags.IntVar(&cfg.Creates, "creates", 2000, "small files to create, one after the other")
 	flags.IntVar(&cfg.DataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&cfg.Replicas, "replication", 3, "replicas of a block")

@@ -50,7 +50,7 @@ func fsCommand(o *options) *cobra.Command {
 		return errors.Join(dialer.Close(), rt.Close())
 	}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&nameNode, "namenode", "", "`HOST:PORT` of the NameNode, or hdfs://NAMESERVICE (default: HADOOP_CONF_DIR's, or "+defaultNameNode+"); -fs of hdfs dfs is the same")
+	flags.StringVar(&nameNode, "namenode", "", "`HOST[:PORT]` of the NameNode, or hdfs://NAMESERVICE (default: HADOOP_CONF_DIR's, or "+defaultNameNode+"); -fs of hdfs dfs is the same")
 	flags.StringArrayVar(&hadoop.conf, "hadoop-conf", nil, "a `file` of Hadoop's configuration beside HADOOP_CONF_DIR's, or a directory; may be repeated; -conf of hdfs dfs is the same")
 	flags.StringArrayVarP(&hadoop.properties, "property", "D", nil, "one of Hadoop's properties, `NAME=VALUE`, such as dfs.replication=1; may be repeated")
 	flags.StringVar(&user, "user", "", "act as this user (default: HADOOP_USER_NAME, or who you are)")

@@ -13,6 +13,8 @@ import (
 	"github.com/verbena-data/verbena/shuffle/groupby"
 )
 
+const formats = "csv, tsv, jsonl or words"
+
 func groupbyCommand(o *options) *cobra.Command {
 	var format string
 	var count bool
@@ -35,6 +37,7 @@ output or in a file.
 A UTF-8 byte order mark at the beginning of a file is left out.
 
 ` + inputHelp + `
+
 Sums are exact: 0.1 and 0.2 are 0.3. A record without the key is left out, and one without
 the field adds nothing. What the memory does not hold goes to temporary files.
 
@@ -56,7 +59,7 @@ job, and the error tells in which file and at which byte it begins.
 			cfg.Format, cfg.Inputs, cfg.Print = groupby.Format(format), args, cmd.OutOrStdout()
 			switch {
 			case !slices.Contains(groupby.Formats, cfg.Format):
-				return fmt.Errorf("there is no format %q: choose one of %v", format, groupby.Formats)
+				return fmt.Errorf("there is no format %q: choose %s", format, formats)
 			case count == (cfg.Sum != ""):
 				return errors.New("what of each group? either --count or --sum FIELD")
 			case cfg.Format == groupby.Words && (cfg.Sum != "" || cfg.Key != ""):
@@ -92,7 +95,7 @@ job, and the error tells in which file and at which byte it begins.
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&format, "format", string(groupby.CSV), "csv, tsv, jsonl or words")
+	flags.StringVar(&format, "format", string(groupby.CSV), formats)
 	flags.StringVar(&cfg.Key, "key", "", "`FIELD` to group by")
 	flags.BoolVar(&count, "count", false, "count the records of each group")
 	flags.StringVar(&cfg.Sum, "sum", "", "add up this `FIELD` of each group")

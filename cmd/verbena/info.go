@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/bytesize"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/settings"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/rdma"
@@ -59,16 +60,21 @@ type deviceInfo struct {
 func infoCommand(o *options) *cobra.Command {
 	var asJSON, all bool
 	var intent verbena.Intent
+	var size bytesize.Size
 	cmd := &cobra.Command{
 		Use:   "info [HOST[:PORT]]",
 		Short: "Tell what RDMA this host can do, and what would be used towards a server, and why",
 		Example: `  verbena info
   verbena info 127.0.0.1:8020
-  verbena info 127.0.0.1:8020 --operation read --size 1048576
+  verbena info 127.0.0.1:8020 --operation read --size 1M
   verbena info --settings
   verbena info --json | jq '.providers[].devices[].capabilities'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if len(args) == 0 && (intent.Operation != "" || size != 0) {
+				return errors.New("--operation and --size are of a request to a server: name it, as in verbena info HOST --size 1M")
+			}
+			intent.Size = int64(size)
 			info := hostInfo{OS: runtime.GOOS, Architecture: runtime.GOARCH, Processors: runtime.NumCPU()}
 			for _, p := range o.providers() {
 				pi := providerInfo{Name: p.Name()}
@@ -117,7 +123,7 @@ func infoCommand(o *options) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "one JSON object")
 	cmd.Flags().StringVar(&intent.Operation, "operation", "", "of a request to the server, as rules name it")
-	cmd.Flags().Int64Var(&intent.Size, "size", 0, "of that request or its answer, in `bytes`")
+	cmd.Flags().Var(&size, "size", "of that request or its answer, in bytes, such as 8K or 1MiB")
 	cmd.Flags().BoolVar(&all, "settings", false, "show all settings, not only those that were set")
 	return cmd
 }

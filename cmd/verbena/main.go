@@ -30,9 +30,7 @@ func main() {
 	// The first signal ends the command in order, a second one at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
-	root := command()
-	root.SetArgs(fscmd.Arguments(os.Args[1:]))
-	err := root.ExecuteContext(ctx)
+	err := execute(ctx, command(), fscmd.Arguments(os.Args[1:]))
 	interrupted := signals.Of(ctx)
 	stop()
 	var told *fscmd.Failure
@@ -99,6 +97,7 @@ environment, the environment before the file.`,
 	root.PersistentFlags().BoolVar(&o.hugePages, "huge-pages", false, "take large memory from the huge pages that the host has reserved (vm.nr_hugepages), while there are any")
 	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o), tuneCommand(o),
 		sortCommand(o), groupbyCommand(o), gensortCommand(o), valsortCommand(o), pairsCommand(o))
+	teach(root)
 	return root
 }
 

@@ -8,13 +8,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/verbena-data/verbena/cmd/verbena/internal/bytesize"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/shuffle/pairs"
 )
 
 func pairsCommand(o *options) *cobra.Command {
 	cfg := pairs.Config{}
-	value := jobcmd.Size(1000)
+	value := bytesize.Size(1000)
 	j := &jobcmd.Job{What: "pairs", Divide: pairs.Divide}
 	j.Threads = 2 // while one waits for a place at a receiver, the other one sends
 	cmd := &cobra.Command{
@@ -39,6 +40,9 @@ while they shuffle and reduce. That the number of pairs is right is always check
 		Args: cobra.ExactArgs(1), ValidArgs: []string{string(pairs.GroupBy), string(pairs.SortBy)},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Operation, cfg.ValueSize = pairs.Operation(args[0]), int(min(value, 1<<31-1))
+			if cfg.Operation != pairs.GroupBy && cfg.Operation != pairs.SortBy {
+				return fmt.Errorf("there is no operation %q: choose %s or %s", args[0], pairs.GroupBy, pairs.SortBy)
+			}
 			j.Work = func(ctx context.Context, p *jobcmd.Part) (any, error) {
 				own := cfg
 				own.Memory, own.Temporary, own.Progress = p.Memory, j.Temporary, p.Tell
@@ -59,7 +63,7 @@ while they shuffle and reduce. That the number of pairs is right is always check
 	flags := cmd.Flags()
 	flags.Int64Var(&cfg.Pairs, "pairs", 100_000, "pairs of all mappers together")
 	flags.Int64Var(&cfg.Keys, "keys", pairs.MaxKeys, "range of the keys, from 0 to one less")
-	flags.Var(&value, "value-size", "bytes of a value")
+	flags.Var(&value, "value-size", "of a value, such as 1000 or 1KiB")
 	flags.IntVar(&cfg.Mappers, "mappers", 0, "tasks that make and send pairs (default: one for each thread of all processes)")
 	flags.IntVar(&cfg.Reducers, "reducers", 0, "tasks that get them (default: one for each thread of all processes)")
 	flags.Uint64Var(&cfg.Seed, "seed", 1, "chooses the pairs")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -136,9 +137,12 @@ memory for a measurement: keep it on networks that you trust.`,
 					return err
 				}
 			}
+			if address, err = fullAddress("--listen", address, perfPort); err != nil {
+				return err
+			}
 			s, err := perf.Listen(cmd.Context(), perf.ServerConfig{Address: address, Providers: o.providers(), Tuning: o.settings.Tuning(), Device: device, Logger: o.logger()})
 			if err != nil {
-				return err
+				return explainListen(err, "--listen")
 			}
 			defer closing(&err, s)
 			if err := perf.Announce(cmd.OutOrStdout(), s.Addr().String()); err != nil {
@@ -157,7 +161,7 @@ memory for a measurement: keep it on networks that you trust.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&address, "listen", "127.0.0.1:8029", "`address` to serve at")
+	cmd.Flags().StringVar(&address, "listen", "127.0.0.1:8029", "`HOST[:PORT]` to serve at; port 0 for any")
 	cmd.Flags().StringVar(&device, "device", "", "the device to use where a transport has several (default: the first)")
 	cmd.Flags().IntSliceVar(&cpus, "cpu", nil, "bind this process to `processors`")
 	cmd.Flags().BoolVar(&untilEOF, "until-eof", false, "end when standard input does, as a child process")
@@ -165,7 +169,7 @@ memory for a measurement: keep it on networks that you trust.`,
 }
 
 // perfPort is the default of serve.
-const perfPort = "8029"
+const perfPort = 8029
 
 func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err error) {
 	ctx := cmd.Context()
@@ -198,7 +202,7 @@ func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err er
 	if len(args) == 1 {
 		c.Server = args[0]
 		if !strings.Contains(c.Server, ":") {
-			c.Server += ":" + perfPort
+			c.Server = net.JoinHostPort(c.Server, strconv.Itoa(perfPort))
 		}
 		plans = p.plans(p.transports, sizes)
 	} else {

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/verbena-data/verbena/cmd/verbena/internal/bytesize"
 	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/signals"
@@ -60,12 +61,15 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 					return err
 				}
 			}
-			host, port, err := hostPort(listen, nameNodePort)
+			host, port, err := hostPort("--listen", listen, nameNodePort)
 			if err != nil {
 				return err
 			}
 			if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 				return fmt.Errorf("--listen %s: clients are sent to the address that the DataNodes listen at: name one of this host's addresses that they can reach", listen)
+			}
+			if err := checkReplication(cmd.Flags(), replication); err != nil {
+				return err
 			}
 			properties, config, err := nodes.read(&hadoop, &who)
 			if err != nil {
@@ -84,7 +88,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				DataNodes: dataNodes, Replication: replication, SecondDir: secondDir, Properties: properties, DomainSocket: local.path, NoLocalReads: local.off,
 				SnapshotEntries: given(cmd.Flags(), "snapshot-entries", snapshotEntries), DeadAfter: given(cmd.Flags(), "dead-after", nodes.dead),
 				SafeModeLimit: given(cmd.Flags(), "safe-mode", nodes.safe), ForgetAfter: nodes.forget,
-				NativeMemory: memory.native, WindowMemory: memory.windows, SpareMemory: memory.spare,
+				NativeMemory: int64(memory.native), WindowMemory: int64(memory.windows), SpareMemory: int64(memory.spare),
 			})
 			if err != nil {
 				return explainListen(err, "--listen and --datanode-port")
@@ -169,6 +173,15 @@ cluster-secret of its data directory with the mode 0600; each DataNode needs a c
 Whoever has it can be any of the nodes: hand it over by ways that nobody reads.` + accessHelp + nodesHelp,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := checkReplication(cmd.Flags(), replication); err != nil {
+				return err
+			}
+			if leaseLimit <= 0 {
+				return fmt.Errorf("--lease-limit %s: want more than 0", leaseLimit)
+			}
+			if listen, err = fullAddress("--listen", listen, nameNodePort); err != nil {
+				return err
+			}
 			properties, config, err := nodes.read(&hadoop, &who)
 			if err != nil {
 				return err
@@ -212,7 +225,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
 	who.add(flags)
 	hadoop.add(flags)
-	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST:PORT` to listen at; port 0 for any")
+	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST[:PORT]` to listen at; port 0 for any")
 	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
 	metricsFlag(flags, &metricsAt)
 	snapshotFlag(flags, &snapshotEntries)
@@ -380,12 +393,12 @@ func (l *localFlags) add(flags *pflag.FlagSet) {
 }
 
 // memoryFlags are what a DataNode's data paths may take.
-type memoryFlags struct{ native, windows, spare int64 }
+type memoryFlags struct{ native, windows, spare bytesize.Limit }
 
 func (m *memoryFlags) add(flags *pflag.FlagSet) {
-	flags.Int64Var(&m.native, "native-memory", 0, "`bytes` for the packets of blocks that are on their way by hdfs-data/1, all together, at each DataNode; who finds no room takes the older protocol (default: 512 MiB)")
-	flags.Int64Var(&m.windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads, at each DataNode (default: 256 MiB; negative: none)")
-	flags.Int64Var(&m.spare, "spare-memory", 0, "`bytes` for the files of removed blocks that each data directory in memory (tmpfs) keeps for ten minutes, so that new blocks find their pages there (default: 1 GiB, and at most a sixteenth of the file system; negative: none)")
+	flags.Var(&m.native, "native-memory", "for the packets of blocks that are on their way by hdfs-data/1, all together, at each DataNode; who finds no room takes the older protocol (default: 512 MiB)")
+	flags.Var(&m.windows, "window-memory", "for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads, at each DataNode (default: 256 MiB; negative: none)")
+	flags.Var(&m.spare, "spare-memory", "for the files of removed blocks that each data directory in memory (tmpfs) keeps for ten minutes, so that new blocks find their pages there (default: 1 GiB, and at most a sixteenth of the file system; negative: none)")
 }
 
 // dataNodeHelp teaches verbena datanode.
@@ -445,8 +458,8 @@ func (f *dataNodeFlags) add(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.cfg.DiskTimeout, "disk-timeout", 0, "how long an operation on a disk may take before its directory is out of service (dfs.datanode.disk.check.timeout; default: 10m; negative: for ever)")
 	f.hadoop.add(flags)
 	secretFlag(flags, &f.secret, "cluster-secret in the data directory, or that of this user's NameNode on this host")
-	flags.StringVar(&f.cfg.Listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
-	flags.StringVar(&f.cfg.NameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
+	flags.StringVar(&f.cfg.Listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST[:PORT]` to listen at; port 0 for any")
+	flags.StringVar(&f.cfg.NameNode, "namenode", defaultNameNode, "`HOST[:PORT]` of the NameNode")
 	metricsFlag(flags, &f.metricsAt)
 	flags.StringVar(&f.cfg.Superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
 	flags.StringVar(&f.cfg.Supergroup, "supergroup", "", "`group` whose members may, too (default: that of dfs.permissions.superusergroup, else supergroup)")
@@ -467,9 +480,15 @@ func (f *dataNodeFlags) config() (cfg hdfs.DataNodeConfig, err error) {
 			return cfg, err
 		}
 	}
+	if cfg.Listen, err = fullAddress("--listen", cfg.Listen, dataNodePort); err != nil {
+		return cfg, err
+	}
+	if cfg.NameNode, err = fullAddress("--namenode", cfg.NameNode, nameNodePort); err != nil {
+		return cfg, err
+	}
 	cfg.ClusterSecret = theirSecret(f.secret, cfg.Dir)
 	cfg.DomainSocket, cfg.NoLocalReads = f.local.path, f.local.off
-	cfg.NativeMemory, cfg.WindowMemory, cfg.SpareMemory = f.memory.native, f.memory.windows, f.memory.spare
+	cfg.NativeMemory, cfg.WindowMemory, cfg.SpareMemory = int64(f.memory.native), int64(f.memory.windows), int64(f.memory.spare)
 	return cfg, nil
 }
 
@@ -520,6 +539,9 @@ func runDataNode(ctx context.Context, out io.Writer, o *options, f *dataNodeFlag
 // explainListen adds what to do to the error of a port that is taken, the one
 // that a first start is likely to meet.
 func explainListen(err error, flags string) error {
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		return fmt.Errorf("%w: this host has no such address: name one of its own with --listen", err)
+	}
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return err
 	}
@@ -575,20 +597,34 @@ func defaultDir() (string, error) {
 	return filepath.Join(home, ".local", "share", "verbena"), nil
 }
 
-// hostPort splits HOST or HOST:PORT.
-func hostPort(listen string, port int) (string, int, error) {
-	host, text, err := net.SplitHostPort(listen)
+// hostPort splits HOST or HOST:PORT, which a flag has.
+func hostPort(flag, address string, port int) (string, int, error) {
+	host, text, err := net.SplitHostPort(address)
 	if err != nil {
 		if strings.Contains(err.Error(), "missing port") {
-			return strings.Trim(listen, "[]"), port, nil
+			return strings.Trim(address, "[]"), port, nil
 		}
-		return "", 0, fmt.Errorf("--listen %s: %w: write HOST or HOST:PORT", listen, err)
+		return "", 0, fmt.Errorf("%s %s: %w: write HOST or HOST:PORT", flag, address, err)
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return "", 0, fmt.Errorf("--listen %s: the port must be a number from 0 to 65535", listen)
+		return "", 0, fmt.Errorf("%s %s: the port must be a number from 0 to 65535", flag, address)
 	}
 	return host, int(n), nil
+}
+
+// fullAddress is an address with its port, which is the usual one if a flag has none.
+func fullAddress(flag, address string, port int) (string, error) {
+	host, port, err := hostPort(flag, address, port)
+	return net.JoinHostPort(host, strconv.Itoa(port)), err
+}
+
+// checkReplication refuses replicas that no block can have, if the flag is given.
+func checkReplication(flags *pflag.FlagSet, replication int) error {
+	if flags.Changed("replication") && replication < 1 {
+		return fmt.Errorf("--replication %d: want 1 or more", replication)
+	}
+	return nil
 }
 
 // adviseLargePages tells which mounts would give a DataNode's blocks large pages.

@@ -233,7 +233,7 @@ func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
 		f.closers = append([]io.Closer{d}, f.closers...)
 		return d, nil
 	})
-	f.Files = &dataset.Files{Glob: fscmd.Glob, Connect: func(_ context.Context, address string) (*hdfs.Client, error) {
+	f.Files = &dataset.Files{Glob: fscmd.Glob, Connect: func(ctx context.Context, address string) (*hdfs.Client, error) {
 		d, err := once()
 		if err != nil {
 			return nil, err
@@ -242,7 +242,24 @@ func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
 		if err := findNameNode(&cfg, address, &hadoopFlags{}); err != nil {
 			return nil, err
 		}
+		if err := answers(ctx, cfg); err != nil {
+			return nil, err
+		}
 		return hdfs.NewClient(cfg)
 	}}
 	return f
+}
+
+// answers tells soon of NameNodes that are not there; those that go away while a job runs are waited for.
+func answers(ctx context.Context, cfg hdfs.ClientConfig) (err error) {
+	cfg.Patience = fsPatience
+	client, err := hdfs.NewClient(cfg)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, client)
+	if _, err = client.Stat(ctx, "/"); errors.Is(err, hdfs.ErrNoNameNode) {
+		return fmt.Errorf("%w: is a NameNode running there? hdfs://HOST:PORT/PATH names it", err)
+	}
+	return nil
 }

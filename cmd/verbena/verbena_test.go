@@ -37,11 +37,10 @@ func run(t *testing.T, stdin string, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
 	cmd := command()
-	cmd.SetArgs(args)
 	cmd.SetIn(strings.NewReader(stdin))
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
-	err := cmd.ExecuteContext(t.Context())
+	err := execute(t.Context(), cmd, args)
 	return out.String(), err
 }
 
@@ -393,7 +392,7 @@ func TestUsageErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer busy.Close()
+	t.Cleanup(func() { busy.Close() })
 	taken := busy.Addr().String()
 	for _, test := range []struct{ args, want string }{
 		{"up --listen a:b:c", "write HOST or HOST:PORT"},
@@ -403,13 +402,14 @@ func TestUsageErrors(t *testing.T) {
 		{"demo --clients 0", "--clients is 0: want 1 or more"},
 		{"demo --clients -1", "--clients is -1: want 1 or more"},
 		{"demo --records -1", "--records is -1"},
-		{"demo --large-file -1", "--large-file is -1"},
+		{"demo --large-file -1", "--large-file -1: want bytes"},
 		{"demo --replication 0", "--replication is 0"},
 		{"demo --tree /nonexistent", "--tree /nonexistent is no directory"},
 		{"demo --transports auto", "no device of it"},
 		{"fs --namenode 127.0.0.1:1 ls /", "connection refused: is a NameNode running there? --namenode names another one"},
 		{"fs --namenode 127.0.0.1:1 --transport carrier-pigeon ls /", `no transport "carrier-pigeon": choose auto, `},
 		{"demo --quick --transports tcp,carrier-pigeon", "carrier-pigeon"},
+		{"gensort 10 hdfs://127.0.0.1:1/f", "connection refused: is a NameNode running there? hdfs://HOST:PORT/PATH names it"},
 		{"up --listen 0.0.0.0", "name one of this host's addresses"},
 		{"up --listen :0", "name one of this host's addresses"},
 		{"up --listen " + taken, "choose other ports with --listen and --datanode-port"},
@@ -419,16 +419,36 @@ func TestUsageErrors(t *testing.T) {
 		{"datanode --listen 127.0.0.1:0 --native-memory -1", "--native-memory"},
 		{"namenode check", "there is no journal"},
 		{"namenode recover", "there is no journal"},
-		{"nonsense", "unknown command"},
+		{"nonsense", `unknown command "nonsense" for "verbena": verbena --help lists the commands`},
+		{"pefr", "did you mean perf?"},
+		{"gensort 5", "1 arguments: usage: verbena gensort RECORDS FILE [flags]"},
+		{"sort", "0 arguments: usage: verbena sort [flags] [-o OUT] FILE..."},
+		{"perf serve x", "1 arguments: usage: verbena perf serve [flags]"},
+		{"up --datanodes x", "--datanodes x: want a whole number"},
+		{"up --dead-after 5", "--dead-after 5: want a time with its unit, such as 300ms, 30s or 5m"},
+		{"up --native-memory 5x", "--native-memory 5x: want bytes, such as 512MiB or 2G, or -1"},
+		{"up --nonsense", "unknown flag: --nonsense: verbena up --help lists the flags"},
+		{"up --replication -1", "--replication -1: want 1 or more"},
+		{"namenode --replication 0", "--replication 0: want 1 or more"},
+		{"namenode --lease-limit -1s", "--lease-limit -1s: want more than 0"},
+		{"namenode --listen a:b:c", "write HOST or HOST:PORT"},
+		{"datanode --listen a:b:c", "write HOST or HOST:PORT"},
+		{"datanode --listen 127.0.0.1:0 --namenode a:b:c", "--namenode a:b:c"},
+		{"info --operation read", "name it, as in verbena info HOST"},
+		{"info --size -1", "--size -1: want bytes"},
+		{"pairs nonsense", `no operation "nonsense": choose groupby or sortby`},
+		{"groupby --format nonsense x", `no format "nonsense": choose csv, tsv, jsonl or words`},
 	} {
-		dir := t.TempDir()
-		args := strings.Fields(test.args)
-		if args[0] == "up" || strings.HasSuffix(args[0], "node") {
-			args = append(args, "--dir", dir)
-		}
-		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, want %q; it printed %s", test.args, err, test.want, out)
-		}
+		t.Run(test.args, func(t *testing.T) {
+			t.Parallel() // some wait for servers that are not there
+			args := strings.Fields(test.args)
+			if args[0] == "up" || strings.HasSuffix(args[0], "node") {
+				args = append(args, "--dir", t.TempDir())
+			}
+			if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q; it printed %s", err, test.want, out)
+			}
+		})
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/verbena-data/verbena/cmd/verbena/internal/bytesize"
 	"github.com/verbena-data/verbena/hdfs"
 )
 
@@ -71,7 +72,7 @@ func putCommand(run runner) *cobra.Command {
 	flags.BoolP("recursive", "r", true, "which is so anyway")
 	_ = flags.MarkHidden("recursive") // it is there
 	flags.IntVar(&p.replication, "replication", 0, "replicas of each block (default: the cluster's)")
-	flags.Int64Var(&p.blockSize, "block-size", 0, "bytes of a block (default: the cluster's)")
+	flags.Var(&p.blockSize, "block-size", "of a block, such as 64M (default: the cluster's)")
 	return cmd
 }
 
@@ -79,7 +80,7 @@ func putCommand(run runner) *cobra.Command {
 type put struct {
 	force, preserve, lazy, direct bool
 	replication                   int
-	blockSize                     int64
+	blockSize                     bytesize.Size
 	threads                       threads
 }
 
@@ -240,7 +241,7 @@ func (p *put) stream(ctx context.Context, s *session, from io.Reader, name strin
 	if !p.direct {
 		partial = fmt.Sprintf("%s.%s._COPYING_", target, rand.Text()[:8])
 	}
-	o := hdfs.CreateOptions{Mode: mode, Replication: p.replication, BlockSize: p.blockSize, NoParents: true, Replace: p.direct && p.force}
+	o := hdfs.CreateOptions{Mode: mode, Replication: p.replication, BlockSize: int64(p.blockSize), NoParents: true, Replace: p.direct && p.force}
 	if p.lazy {
 		o.LazyPersist, o.Replication = true, 1
 	}

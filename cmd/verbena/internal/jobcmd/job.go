@@ -12,8 +12,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,52 +20,16 @@ import (
 	"golang.org/x/term"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/bytesize"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/job"
 	"github.com/verbena-data/verbena/shuffle/launch"
 )
 
-// Size is a number of bytes as a flag: 512MiB, 2G, 65536.
-type Size int64
-
-var units = []struct {
-	suffix string
-	bytes  int64
-}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}, {"T", 1 << 40}, {"B", 1}, {"", 1}}
-
-// Set parses it.
-func (s *Size) Set(text string) error {
-	for _, u := range units {
-		digits, ok := strings.CutSuffix(text, u.suffix)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseInt(digits, 10, 64)
-		if err != nil || n < 0 || n > (1<<62)/u.bytes {
-			break
-		}
-		*s = Size(n * u.bytes)
-		return nil
-	}
-	return errors.New("want bytes, such as 512MiB or 2G")
-}
-
-func (s *Size) String() string {
-	for _, u := range units[:4] {
-		if n := int64(*s) / u.bytes; n > 0 && n < 1<<10 && int64(*s)%u.bytes == 0 {
-			return fmt.Sprint(n, u.suffix)
-		}
-	}
-	return fmt.Sprint(int64(*s))
-}
-
-// Type is what usages call it.
-func (s *Size) Type() string { return "size" }
-
 // Options are a job's flags.
 type Options struct {
 	Threads     int
-	Memory      Size
+	Memory      bytesize.Size
 	Transport   string
 	Temporary   string
 	Metrics     string // HOST:PORT of process 0, or empty

@@ -12,34 +12,6 @@ import (
 	"github.com/verbena-data/verbena/shuffle"
 )
 
-func TestSize(t *testing.T) {
-	for text, want := range map[string]Size{
-		"0": 0, "7": 7, "7B": 7, "1K": 1 << 10, "1KiB": 1 << 10, "512MiB": 512 << 20, "2G": 2 << 30, "2GiB": 2 << 30, "3M": 3 << 20, "1T": 1 << 40, "4TiB": 4 << 40,
-		"4194304TiB": 1 << 62,
-	} {
-		var s Size
-		if err := s.Set(text); err != nil || s != want {
-			t.Errorf("%s: %d, %v; want %d", text, s, err, want)
-		}
-		// What it says is understood.
-		var again Size
-		if err := again.Set(s.String()); err != nil || again != s {
-			t.Errorf("%d says %s, which is %d: %v", s, s.String(), again, err)
-		}
-	}
-	for _, text := range []string{"", "B", "GiB", "-1", "-1K", "1.5G", "1 G", "1g", "1GB", "much", "4194305TiB", "9223372036854775807K", "99999999999999999999"} {
-		s := Size(5)
-		if err := s.Set(text); err == nil || s != 5 {
-			t.Errorf("%q is taken: %d", text, s)
-		}
-	}
-	for s, want := range map[Size]string{512 << 20: "512MiB", 3 << 30: "3GiB", 1536 << 20: "1610612736", 1000: "1000", 1<<20 + 1: "1048577", 1 << 10: "1KiB", 2 << 40: "2TiB"} {
-		if got := s.String(); got != want {
-			t.Errorf("%d says %s, want %s", s, got, want)
-		}
-	}
-}
-
 // A process tells ten times a second at most, however many threads have something to tell.
 func TestTell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
