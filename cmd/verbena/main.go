@@ -71,6 +71,7 @@ over shared memory and iWARP, on one port, choosing by itself.
   verbena fs ls /   and its files
   verbena demo      what each transport delivers here, measured
   verbena info      what RDMA this host can do, and why not more
+  verbena perf      latency, rate and bandwidth of each transport, also between hosts
   verbena tune      what sizes and times suit this machine, measured
   verbena sort      files larger than the memory, by several processes
   verbena groupby   counts and sums by a field of CSV, TSV, JSON lines, or of words

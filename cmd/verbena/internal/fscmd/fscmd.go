@@ -42,7 +42,7 @@ in put and for standard output in get. Commands may be written as in hdfs dfs: -
   verbena fs put ./photos /photos         # a tree
   verbena fs cat /reports/report.csv | head
   verbena fs ls /
-  verbena fs get --transport shm /photos/1.jpg -  > 1.jpg`,
+  verbena fs get --transport shm /photos/1.jpg - > 1.jpg`,
 	}
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(c *cobra.Command, args []string) error {
