@@ -74,23 +74,25 @@ func (c *Caller) recycle(r *request) {
 	if r.message != nil {
 		r.message.Release()
 	}
+	// One that was dropped is under way for the side still: until its stream is finished,
+	// what comes for it is taken.
+	if r.stream != nil {
+		r.stream.finish()
+	}
 	c.mu.Lock()
-	end, stream := r.end, r.stream
-	r.stream = nil
-	r.message, r.handler, r.ctx, r.end, r.canceled, r.expires = nil, nil, nil, nil, false, 0
+	end := r.end
+	r.message, r.stream, r.handler, r.ctx, r.end, r.canceled, r.expires = nil, nil, nil, nil, nil, false, 0
 	if len(c.requests) < mostSpare {
 		c.requests = append(c.requests, r)
 	}
 	c.mu.Unlock()
-	if stream != nil {
-		stream.finish()
-	}
 	if end != nil {
 		end(errAnswered)
 	}
 }
 
-// drop ends a request that nobody will handle: the endpoint has ended.
+// drop ends a request that nobody will handle: the endpoint has ended, or is about to and
+// still takes what comes.
 func (c *Caller) drop(r *request) {
 	r.age.Add(1)
 	c.recycle(r)

@@ -799,3 +799,78 @@ func TestStreamAllocations(t *testing.T) {
 		c.close(t)
 	})
 }
+
+// A closing endpoint drops the requests that wait for handlers, and still takes what comes
+// behind them. Here that comes while a request is being dropped: first its stream is there,
+// and then it is late, but it is never that of another call.
+func TestPiecesOfDroppedRequests(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{Streams: 1})
+		defer c.close(t)
+		c.streams()
+		call := func(method uint32) *Stream {
+			s, err := c.a.Stream(p.ctx, method, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		busy := call(streamHold)
+		<-c.blocked
+		dropped := call(streamBack)
+		defer dropped.Close()
+		r := c.waiting(t, p)
+		stream := r.stream
+		arrives := func() {
+			if err := dropped.Send(p.ctx, []byte("piece")); err != nil {
+				t.Error(err)
+			}
+			if err := c.echo(p.ctx, c.a, methodEcho, nil); err != nil { // behind it
+				t.Error(err)
+			}
+		}
+		var other *Stream
+		stream.stop = func() bool { // called when it begins to finish
+			arrives()
+			other = call(streamBack) // may get what is spare
+			arrives()
+			return true
+		}
+		c.mux.forget(c.b)
+		arrives()
+		c.b.mu.Lock()
+		if left := stream.pieces.Len(); left != 0 {
+			t.Errorf("%d pieces are left", left)
+		}
+		c.b.mu.Unlock()
+		close(c.release)
+		for _, s := range []*Stream{busy, other} {
+			_ = s.CloseSend() // the answer tells
+			m, err := s.Answer(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := binary.BigEndian.Uint64(m.Bytes()); n != 0 {
+				t.Errorf("another call received %d bytes", n)
+			}
+			m.Release()
+			s.Close()
+		}
+	})
+}
+
+// waiting returns the request of a stream that waits for a hand at b, when there is one.
+func (c *callers2) waiting(t *testing.T, p *pair) (r *request) {
+	t.Helper()
+	p.until(t, "the request waits", func() bool {
+		c.mux.mu.Lock()
+		defer c.mux.mu.Unlock()
+		q := &c.b.turns[streamCrew].waiting
+		if q.Len() > 0 {
+			r = *q.Front()
+		}
+		return r != nil
+	})
+	return r
+}
