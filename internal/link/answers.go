@@ -28,6 +28,14 @@ func (m *Machine[M]) answered(offers int) bool {
 	return a.lacking == 0
 }
 
+// controls is how many credit messages may come at a time, for what this side has sent.
+func (a *answers) controls() int {
+	if a.crowded || a.asleep == 0 {
+		return ControlReceives
+	}
+	return 1
+}
+
 // controls is how many credit messages may come at a time once the next message of
 // this side is sent.
 func (m *Machine[M]) controls() int {

@@ -230,6 +230,9 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 		}
 		effects.Answered = true
 	case wire.Credit:
+		if most := m.answers.controls(); m.credits.owedControl >= most {
+			return effects, fmt.Errorf("%w: more credit messages than %d at a time", wire.ErrProtocol, most)
+		}
 		m.credits.owedControl++
 	case wire.Goodbye:
 		m.goodbye.peerSaid, m.takes = true, false
