@@ -11,16 +11,15 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// maxPending bounds the connections that have not been accepted: those whose
-// Request is awaited and those that wait for Accept.
-const maxPending = 256
-
 // listener implements [rdma.Listener]. One goroutine accepts connections, one
 // for each pending connection reads its Request and waits for Accept.
 type listener struct {
 	device   *device
 	net      net.Listener
 	requests chan rdma.ConnectRequest
+	pending  *pending
+	refusals refusals
+	warnings warnings
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
@@ -61,7 +60,7 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 	if !ip.IP.IsLoopback() {
 		d.config.Logger.Warn("iwarp listens where other hosts can reach it, without authentication", "address", n.Addr().String())
 	}
-	l := &listener{device: d, net: n, requests: make(chan rdma.ConnectRequest)}
+	l := &listener{device: d, net: n, requests: make(chan rdma.ConnectRequest), pending: newPending()}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.group.Go(l.serve)
 	return l, nil
@@ -70,14 +69,8 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 func (l *listener) Address() string { return l.net.Addr().String() }
 
 func (l *listener) serve() {
-	pending := make(chan struct{}, maxPending)
 	pause := time.Millisecond
 	for {
-		select {
-		case pending <- struct{}{}:
-		case <-l.ctx.Done():
-			return
-		}
 		conn, err := l.net.Accept()
 		if err != nil {
 			if l.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -90,24 +83,48 @@ func (l *listener) serve() {
 			case <-l.ctx.Done():
 			}
 			pause = min(2*pause, time.Second)
-			<-pending
 			continue
 		}
 		pause = time.Millisecond
-		l.group.Go(func() {
-			defer func() { <-pending }()
-			l.offer(conn)
-		})
+		l.take(conn)
 	}
 }
 
-// offer reads a connection's Request and waits until it is accepted.
-func (l *listener) offer(conn net.Conn) {
-	request, err := l.device.RequestFromStream(l.ctx, conn)
+// take looks who has connected, and finds a place for him.
+func (l *listener) take(conn net.Conn) {
+	from, refused, err := l.device.admit(conn)
 	if err != nil {
-		if l.ctx.Err() == nil {
-			l.device.config.Logger.Warn("iwarp refused a connection", "err", err)
-		}
+		_ = conn.Close()
+		l.warn(err)
+		return
+	}
+	if refused != nil {
+		l.refusals.add(conn)
+		l.group.Go(func() {
+			defer l.refusals.remove(conn)
+			l.warn(l.device.hearOut(l.ctx, conn, refused))
+		})
+		return
+	}
+	a := newArrival(conn, from)
+	if conn.SetDeadline(time.Now().Add(l.device.config.setupTimeout)) != nil || !l.pending.admit(l.ctx, a) {
+		_ = conn.Close()
+		return
+	}
+	l.group.Go(func() {
+		defer l.pending.leave()
+		l.offer(a)
+	})
+}
+
+var errGaveWay = errors.New("it had sent no MPA Request, and gave way to others")
+
+// offer reads a connection's Request and waits until it is accepted.
+func (l *listener) offer(a *arrival) {
+	request, err := l.read(a)
+	if err != nil {
+		_ = a.conn.Close()
+		l.warn(setupError("request from", a.conn.RemoteAddr().String(), err))
 		return
 	}
 	select {
@@ -115,6 +132,40 @@ func (l *listener) offer(conn net.Conn) {
 	case <-l.ctx.Done():
 		_ = request.Reject(nil)
 	}
+}
+
+// read reads a connection's Request. The deadline for that has been set.
+func (l *listener) read(a *arrival) (*connectRequest, error) {
+	r := &connectRequest{device: l.device, conn: a.conn}
+	stop := context.AfterFunc(l.ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })
+	var err error
+	r.setup, err = readSetup(a.conn, false)
+	gaveWay := l.pending.heard(a) // though the Request may have come just then
+	switch {
+	case !stop():
+		return nil, l.ctx.Err()
+	case err != nil && gaveWay:
+		return nil, errGaveWay
+	case err != nil:
+		return nil, err
+	}
+	return r, a.conn.SetDeadline(time.Time{})
+}
+
+// warn logs why a connection was refused. Peers cause that, so it is not logged each time.
+func (l *listener) warn(err error) {
+	if l.ctx.Err() != nil {
+		return
+	}
+	omitted, ok := l.warnings.allow(time.Now())
+	if !ok {
+		return
+	}
+	fields := []any{"err", err}
+	if omitted > 0 {
+		fields = append(fields, "omitted", omitted)
+	}
+	l.device.config.Logger.Warn("iwarp refused a connection", fields...)
 }
 
 func (l *listener) Accept(ctx context.Context) (rdma.ConnectRequest, error) {

@@ -304,13 +304,17 @@ func (l *logged) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+func (l *logged) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 func (l *logged) has(t *testing.T, what string) {
 	t.Helper()
 	deadline := time.After(within)
 	for {
-		l.mu.Lock()
-		text := l.text.String()
-		l.mu.Unlock()
+		text := l.all()
 		if strings.Contains(text, what) {
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync/atomic"
 	"time"
@@ -222,52 +223,106 @@ type connectRequest struct {
 // RequestFromStream implements [rdma.StreamDevice]. The stream is closed on an
 // error.
 func (d *device) RequestFromStream(ctx context.Context, stream net.Conn) (rdma.ConnectRequest, error) {
-	here, refused := d.checkPeer(stream)
-	if refused == nil && !here {
-		if !d.config.AllowRemote {
-			_ = stream.Close()
-			return nil, fmt.Errorf("iwarp: request from %s: %w: it is of another host and there is no authentication; "+
-				"set Config.AllowRemote if the network is trusted", stream.RemoteAddr(), rdma.ErrInvalid)
-		}
-		d.warnRemote.Do(func() {
-			d.config.Logger.Warn("iwarp serves peers of other hosts, without authentication", "first", stream.RemoteAddr().String())
-		})
+	_, refused, err := d.admit(stream)
+	if refused != nil {
+		return nil, d.hearOut(ctx, stream, refused)
 	}
+	var r *connectRequest
+	if err == nil {
+		r, err = d.readRequest(ctx, stream)
+	}
+	if err != nil {
+		_ = stream.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// admit tells where a stream comes from. If its peer is not let in, refused says why,
+// and the peer is to be told; err is about peers that are not spoken to.
+func (d *device) admit(stream net.Conn) (from origin, refused, err error) {
+	from, refused = d.checkPeer(stream)
+	if refused != nil || from.here {
+		return from, refused, nil
+	}
+	if !d.config.AllowRemote {
+		return from, nil, fmt.Errorf("iwarp: request from %s: %w: it is of another host and there is no authentication; "+
+			"set Config.AllowRemote if the network is trusted", stream.RemoteAddr(), rdma.ErrInvalid)
+	}
+	d.warnRemote.Do(func() {
+		d.config.Logger.Warn("iwarp serves peers of other hosts, without authentication", "first", stream.RemoteAddr().String())
+	})
+	return from, nil, nil
+}
+
+// readRequest reads what the peer asks for. The caller closes the stream on an error.
+func (d *device) readRequest(ctx context.Context, stream net.Conn) (*connectRequest, error) {
 	r := &connectRequest{device: d, conn: stream}
 	err := d.bounded(ctx, stream, func() (err error) {
 		r.setup, err = readSetup(stream, false)
 		return err
 	})
 	if err != nil {
-		_ = stream.Close()
 		return nil, setupError("request from", stream.RemoteAddr().String(), err)
 	}
-	if refused != nil {
-		_ = r.refuse([]byte(refusal))
-		return nil, fmt.Errorf("iwarp: request from %s: %w", stream.RemoteAddr(), refused)
-	}
 	return r, nil
+}
+
+// hearOut tells a peer that it is not let in, once it has sent its Request, and closes
+// the stream. One that is slow learns nothing. It returns the reason.
+func (d *device) hearOut(ctx context.Context, stream net.Conn, refused error) error {
+	ctx, cancel := context.WithTimeout(ctx, d.config.lingerTimeout)
+	defer cancel()
+	if r, err := d.readRequest(ctx, stream); err == nil {
+		_ = r.refuse([]byte(refusal))
+	} else {
+		_ = stream.Close()
+	}
+	return fmt.Errorf("iwarp: request from %s: %w", stream.RemoteAddr(), refused)
 }
 
 // refusal is what a refused peer is told. It names no user.
 const refusal = "iwarp serves the processes of one user on a host: name the other side's user in AllowUIDs on both sides"
 
-// checkPeer tells whether the peer is on this host, and refuses it if it is and
+// An origin is where connections come from: a user of this host, an address of
+// another, or a network of IPv6, of which whoever has one address has all.
+type origin struct {
+	here    bool
+	user    uint32
+	network netip.Prefix
+}
+
+// checkPeer tells where the peer is, and refuses it if it is on this host and
 // its user is neither this process's nor in Config.AllowUIDs, or is not known.
-func (d *device) checkPeer(stream net.Conn) (here bool, err error) {
+func (d *device) checkPeer(stream net.Conn) (origin, error) {
 	uid, err := peerUser(stream)
 	if errors.Is(err, errNoSocket) && (!sameHost(stream) || d.config.AllowRemote && !loopback(stream)) {
 		// Also the kernel's own iWARP, which connects an address to itself and whose
 		// socket no process of this network namespace has.
-		return false, nil
+		return origin{network: network(stream)}, nil
 	}
+	from := origin{here: true, user: uid}
 	if err != nil {
-		return true, fmt.Errorf("%w: it is of this host, and its user cannot be told: %w", rdma.ErrInvalid, err)
+		return from, fmt.Errorf("%w: it is of this host, and its user cannot be told: %w", rdma.ErrInvalid, err)
 	}
 	if served := users.Served(d.config.AllowUIDs); !served.Admits(uid) {
-		return true, fmt.Errorf("%w: it is a process of user %d, %s: name that user in Config.AllowUIDs", rdma.ErrInvalid, uid, served.Why(uid))
+		return from, fmt.Errorf("%w: it is a process of user %d, %s: name that user in Config.AllowUIDs", rdma.ErrInvalid, uid, served.Why(uid))
 	}
-	return true, nil
+	return from, nil
+}
+
+func network(stream net.Conn) netip.Prefix {
+	remote, ok := stream.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip := remote.AddrPort().Addr().Unmap()
+	bits := ip.BitLen()
+	if ip.Is6() {
+		bits = 64
+	}
+	prefix, _ := ip.Prefix(bits) // of an address that is none it is none
+	return prefix
 }
 
 // loopback tells whether the peer is at an address that no other host or network
