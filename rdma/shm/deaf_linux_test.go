@@ -13,9 +13,9 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// deaf connects a side to a peer that asks for a region, and whose socket is full
+// deaf connects a side to a peer that asks for something, and whose socket is full
 // already. It never reads.
-func deaf(t *testing.T, timeout time.Duration) *side {
+func deaf(t *testing.T, timeout time.Duration, asks func(*side) want) *side {
 	t.Helper()
 	device := openDevice(t, Config{AccessTimeout: timeout})
 	l, err := device.Listen(t.Context(), "")
@@ -38,13 +38,45 @@ func deaf(t *testing.T, timeout time.Duration) *side {
 	if !errors.Is(err, unix.EAGAIN) {
 		t.Fatal(err)
 	}
-	a.send(want{value: s.memory.Key()}.append(nil))
+	a.send(asks(s).append(nil))
 	return s
+}
+
+func memoryOf(s *side) want { return want{value: s.memory.Key()} }
+
+// awaitAnswer waits until the answer waits for room.
+func awaitAnswer(t *testing.T) {
+	t.Helper()
+	var stacks bytes.Buffer
+	for i := 0; !bytes.Contains(stacks.Bytes(), []byte("WriteMsgUnix")); i++ {
+		pause(i)
+		stacks.Reset()
+		if err := pprof.Lookup("goroutine").WriteTo(&stacks, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// inTime fails the test if f does not return.
+func (s *side) inTime(f func() error) {
+	s.t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			s.t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		s.t.Error("a peer that does not read holds others up")
+		_ = s.qp.(*queuePair).conn.socket.Close()
+		<-done
+	}
 }
 
 // A peer that asks and does not read the answers is disconnected.
 func TestDeafPeerIsDisconnected(t *testing.T) {
-	s := deaf(t, 20*time.Millisecond)
+	s := deaf(t, 20*time.Millisecond, memoryOf)
 	select {
 	case <-s.qp.Done():
 	case <-time.After(20 * time.Second):
@@ -58,34 +90,32 @@ func TestDeafPeerIsDisconnected(t *testing.T) {
 	}
 }
 
-// While the answer to such a peer waits for room, nobody else does.
+// While the answer to such a peer waits for room, who sends, closes a region or closes
+// the queue pair does not.
 func TestDeafPeerHoldsNobodyUp(t *testing.T) {
-	s := deaf(t, maxTimeout)
-	var stacks bytes.Buffer
-	for i := 0; !bytes.Contains(stacks.Bytes(), []byte("WriteMsgUnix")); i++ {
-		pause(i)
-		stacks.Reset()
-		if err := pprof.Lookup("goroutine").WriteTo(&stacks, 1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	done := make(chan error, 1)
-	go func() {
+	s := deaf(t, maxTimeout, memoryOf)
+	awaitAnswer(t)
+	s.inTime(func() error {
 		// The region of this key has to be asked for, and the other one is revoked.
 		_, err := s.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: s.sge(0, 8), Remote: rdma.Remote{Key: 5}}})
 		var c [1]rdma.Completion
 		_, pollErr := s.cq.Poll(c[:])
 		s.qp.(*queuePair).granted.Store(s.memory.(*region).handle, struct{}{})
-		done <- errors.Join(err, pollErr, s.memory.Close(), s.qp.Close())
-	}()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
+		return errors.Join(err, pollErr, s.memory.Close(), s.qp.Close())
+	})
+}
+
+// Nor does who ends the sharing of a file.
+func TestDeafPeerKeepsNoFile(t *testing.T) {
+	var file rdma.SharedFile
+	s := deaf(t, maxTimeout, func(s *side) want {
+		f := fileOf(t, []byte("contents"))
+		var err error
+		if file, err = s.qp.(rdma.FileQueuePair).ShareFile(int(f.Fd())); err != nil {
+			t.Fatal(err)
 		}
-	case <-time.After(20 * time.Second):
-		t.Error("a peer that does not read holds up who sends, closes a region or closes the queue pair")
-		_ = s.qp.(*queuePair).conn.socket.Close()
-		<-done
-	}
+		return want{file: true, value: file.Key()}
+	})
+	awaitAnswer(t)
+	s.inTime(file.Close)
 }

@@ -83,14 +83,17 @@ func (qp *queuePair) giveFile(w want) error {
 	if r == nil || r.closed.Load() || r.reader != qp {
 		return qp.giveNothing(w)
 	}
-	r.fileMu.Lock()
-	defer r.fileMu.Unlock()
-	if r.closed.Load() {
+	fd, err := r.descriptor(true) // as it is: it has been opened for reading
+	if errors.Is(err, rdma.ErrClosed) {
 		return qp.giveNothing(w)
 	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
 	qp.granted.Store(r.handle, struct{}{})
 	g := grant{want: w, found: true, handle: r.handle, key: r.key, length: 1, state: r.state}
-	return qp.conn.write(g.append(nil), r.file.FD())
+	return qp.conn.write(g.append(nil), fd)
 }
 
 // A peerFile is a file that a peer shares with this process.
