@@ -100,13 +100,17 @@ func (e *Endpoint) SendBuffer(ctx context.Context, tag uint32, header []byte, b 
 	return e.SendRange(ctx, tag, header, b, 0, len(b.data))
 }
 
-// SendRange is SendBuffer for the bytes of b from from to to.
+// SendRange is SendBuffer for the bytes of b from from to to. If b does not hold all of
+// those, the error wraps [ErrBounds].
 func (e *Endpoint) SendRange(ctx context.Context, tag uint32, header []byte, b *Buffer, from, to int) error {
 	if checksBuffers {
 		b.check("SendBuffer")
 	}
 	if len(header) > MaxHeader {
 		return e.failure("send to", fmt.Errorf("%w: a header of %d bytes, at most %d", ErrTooLong, len(header), MaxHeader))
+	}
+	if !b.holds(from, to) {
+		return e.failure("send to", b.lacks(from, to))
 	}
 	p := parcel{tag: tag, header: header, body: b.data[from:to:to], buffer: b, from: b.front + from}
 	if !(ctx.Err() == nil && p.size() <= e.carrier.maxMessage() && e.carrier.sendBufferNow(p)) {
@@ -116,6 +120,17 @@ func (e *Endpoint) SendRange(ctx context.Context, tag uint32, header []byte, b *
 	}
 	b.Release() // what is under way has references of its own
 	return nil
+}
+
+// holds tells whether from and to are within the buffer, in order. To slice its bytes is no
+// check: they may go on behind what the buffer holds, with what somebody else has left.
+func (b *Buffer) holds(from, to int) bool {
+	return uint(from) <= uint(to) && uint(to) <= uint(len(b.data))
+}
+
+// lacks is the error where holds reports false.
+func (b *Buffer) lacks(from, to int) error {
+	return fmt.Errorf("%w: bytes from %d to %d of a buffer of %d", ErrBounds, from, to, len(b.data))
 }
 
 // Settled waits until the endpoint does not use b any more: all messages that were

@@ -32,10 +32,14 @@ func (s *Stream) SendBuffer(ctx context.Context, b *Buffer) error {
 	return s.SendRange(ctx, b, 0, len(b.data))
 }
 
-// SendRange is SendBuffer for the bytes of b from from to to.
+// SendRange is SendBuffer for the bytes of b from from to to. If b does not hold all of
+// those, the error wraps [ErrBounds].
 func (s *Stream) SendRange(ctx context.Context, b *Buffer, from, to int) error {
 	if checksBuffers {
 		b.check("SendBuffer")
+	}
+	if !b.holds(from, to) {
+		return s.failure("send on a stream to", b.lacks(from, to))
 	}
 	if _, err := s.send(ctx, parcel{body: b.data[from:to:to], buffer: b, from: b.front + from}); err != nil {
 		return err

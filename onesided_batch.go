@@ -104,14 +104,13 @@ func (b *Batch) Get(t Token, offset int, into []byte) {
 
 // PutBuffer is Put of the bytes of buffer from from to to, without a copy where the
 // device reaches them: buffers and messages of endpoints of the group on the device.
-// The caller keeps its reference.
+// The caller keeps its reference. Bytes that buffer does not hold make Do fail with
+// [ErrBounds].
 func (b *Batch) PutBuffer(t Token, offset int, buffer *Buffer, from, to int) {
 	if checksBuffers {
 		buffer.check("PutBuffer")
 	}
-	if o := b.add(opPut, t, offset, len(buffer.data[from:to])); o != nil {
-		o.local, o.buffer, o.from = buffer.data[from:to], buffer, buffer.front+from
-	}
+	b.addWithin(opPut, t, offset, buffer, from, to)
 }
 
 // GetBuffer is Get into the bytes of buffer from from to to; otherwise as PutBuffer.
@@ -122,7 +121,18 @@ func (b *Batch) GetBuffer(t Token, offset int, buffer *Buffer, from, to int) {
 	if at := buffer.owner.location(); at.user != nil && at.user.access&rdma.AccessLocalWrite == 0 && b.err == nil {
 		b.err = fmt.Errorf("%w: the buffer is mapped for reading only", ErrRights)
 	}
-	if o := b.add(opGet, t, offset, len(buffer.data[from:to])); o != nil {
+	b.addWithin(opGet, t, offset, buffer, from, to)
+}
+
+// addWithin adds an operation on bytes of a buffer.
+func (b *Batch) addWithin(kind operationKind, t Token, offset int, buffer *Buffer, from, to int) {
+	if !buffer.holds(from, to) {
+		if b.err == nil {
+			b.err = buffer.lacks(from, to)
+		}
+		return
+	}
+	if o := b.add(kind, t, offset, to-from); o != nil {
 		o.local, o.buffer, o.from = buffer.data[from:to], buffer, buffer.front+from
 	}
 }
@@ -323,12 +333,13 @@ func (e *Endpoint) Get(ctx context.Context, t Token, offset int, into []byte) er
 
 // PutBuffer is Put of the bytes of b from from to to, at most MaxOperation, without a
 // copy where the device reaches them: buffers and messages of endpoints of the same
-// group on the same device. The caller keeps its reference to b.
+// group on the same device. The caller keeps its reference to b. If b does not hold all of
+// those bytes, the error wraps [ErrBounds].
 func (e *Endpoint) PutBuffer(ctx context.Context, t Token, offset int, b *Buffer, from, to int) error {
 	if checksBuffers {
 		b.check("PutBuffer")
 	}
-	if e.prompt(ctx, opPut, &t, offset, b.data[from:to]) {
+	if b.holds(from, to) && e.prompt(ctx, opPut, &t, offset, b.data[from:to]) {
 		return nil
 	}
 	batch := e.batch()
@@ -341,7 +352,7 @@ func (e *Endpoint) PutBuffer(ctx context.Context, t Token, offset int, b *Buffer
 // the device.
 func (e *Endpoint) GetBuffer(ctx context.Context, t Token, offset int, b *Buffer, from, to int) error {
 	// Memory of the application may be mapped for reading only.
-	if _, wraps := b.owner.(*wrapped); !wraps && !checksBuffers && e.prompt(ctx, opGet, &t, offset, b.data[from:to]) {
+	if _, wraps := b.owner.(*wrapped); !wraps && !checksBuffers && b.holds(from, to) && e.prompt(ctx, opGet, &t, offset, b.data[from:to]) {
 		return nil
 	}
 	batch := e.batch()

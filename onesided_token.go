@@ -14,8 +14,9 @@ var (
 	// time is over, or the token is none of this endpoint's.
 	ErrRevoked = errors.New("verbena: the peer does not expose this memory any more")
 	// ErrBounds: the operation reaches beyond what is exposed, or an atomic one is not
-	// aligned to 8 bytes.
-	ErrBounds = errors.New("verbena: outside the exposed memory")
+	// aligned to 8 bytes. Or the bytes of a [Buffer] that are named, for an operation or
+	// to be sent, are not all within what it holds.
+	ErrBounds = errors.New("verbena: out of bounds")
 	// ErrRights: the memory is not exposed for this operation.
 	ErrRights = errors.New("verbena: the exposed memory does not allow this")
 	// ErrUnsupported: the peer's release knows no one-sided operations.
@@ -121,7 +122,7 @@ func (t *Token) check(offset, n int, needs Rights) error {
 	case t.rights&needs == 0:
 		return fmt.Errorf("%w: it is exposed to %s", ErrRights, t.rights)
 	case offset < 0 || n < 0 || uint64(offset) > t.length || uint64(n) > t.length-uint64(offset):
-		return fmt.Errorf("%w: %d bytes from %d on, of %d", ErrBounds, n, offset, t.length)
+		return fmt.Errorf("%w: %d bytes from %d on, of %d that are exposed", ErrBounds, n, offset, t.length)
 	case needs == MayAtomic && offset%8 != 0:
 		return fmt.Errorf("%w: an atomic operation at %d, which is no multiple of 8", ErrBounds, offset)
 	case t.deadline != 0 && time.Now().UnixMilli() >= t.deadline:

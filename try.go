@@ -21,10 +21,14 @@ func (e *Endpoint) TrySend(tag uint32, message []byte) bool {
 
 // TrySendRange is [Endpoint.SendRange], without a header, if nothing holds the message
 // up and it need not be copied: over a device it goes out from where it lies. If it
-// reports true the caller's reference to b is gone; otherwise nothing has been sent.
+// reports true the caller's reference to b is gone; otherwise nothing has been sent, as of
+// bytes that b does not hold.
 func (e *Endpoint) TrySendRange(tag uint32, b *Buffer, from, to int) bool {
 	if checksBuffers {
 		b.check("TrySendRange")
+	}
+	if !b.holds(from, to) {
+		return false
 	}
 	p := parcel{tag: tag, body: b.data[from:to:to], buffer: b, from: b.front + from}
 	if p.size() > e.carrier.maxMessage() || !e.carrier.sendBufferNow(p) && !e.try(p) {
