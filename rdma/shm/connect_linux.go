@@ -483,6 +483,7 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 				return nil, fmt.Errorf("shm: listen: %w", err)
 			}
 			address = absolute
+			removeDead(filepath.Dir(absolute))
 		}
 	}
 	if err := checkAddress(address); err != nil {
@@ -506,6 +507,49 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 	l.silent.byUser = make(map[uint32][]*conn)
 	l.workers.Go(l.run)
 	return l, nil
+}
+
+// deadAfter is how old a socket is before it may be taken for dead. The kernel makes the
+// file a moment before it is a socket's.
+const deadAfter = time.Minute
+
+// removeDead removes what listeners that chose their names have left in a directory because
+// their processes were killed. Others may not be this user's to remove.
+func removeDead(directory string) {
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		return // listening there tells why
+	}
+	for _, e := range entries {
+		if !isChosen(e.Name()) || e.Type()&fs.ModeSocket == 0 {
+			continue
+		}
+		path := filepath.Join(directory, e.Name())
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > deadAfter && isDead(path) {
+			_ = os.Remove(path)
+		}
+	}
+}
+
+// isChosen tells whether a listener without an address chooses such names.
+func isChosen(name string) bool {
+	const random = 16
+	if len(name) != len(socketName) || name[:len(name)-random] != socketName[:len(name)-random] {
+		return false
+	}
+	_, err := hex.DecodeString(name[len(name)-random:])
+	return err == nil
+}
+
+// isDead tells whether the file of a socket is no socket's any more. A listener does not
+// see that somebody asks: a socket of its kind alone could connect.
+func isDead(path string) bool {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return errors.Is(unix.Connect(fd, &unix.SockaddrUnix{Name: path}), unix.ECONNREFUSED)
 }
 
 func listenAt(ctx context.Context, address string) (*net.UnixListener, error) {

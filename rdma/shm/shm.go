@@ -17,7 +17,8 @@ type Config struct {
 	// is at most 82 bytes long. Empty uses the abstract namespace, which leaves
 	// nothing behind but reaches only processes in the same network namespace;
 	// containers need a directory that they share. There a process that is killed
-	// leaves its socket, which the next listener at the same path removes.
+	// leaves its socket, which the next listener without an address removes if it is
+	// a minute old.
 	SocketDirectory string
 	// AllowUIDs are the users, besides the own one, whose processes may connect
 	// and be connected to, at most 64, as this process's user namespace numbers
