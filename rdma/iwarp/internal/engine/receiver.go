@@ -651,7 +651,7 @@ func (e *Engine) endAtomicRequest() *fault {
 	if f != nil {
 		return f
 	}
-	if at.offset%8 != 0 {
+	if change.Offset%8 != 0 { // the memory is aligned as its address is
 		return faultf(wire.RDMAPUnspecified, "an atomic operation at %#x, which is not a multiple of 8", change.Offset)
 	}
 	return e.respond(response{atomic: true, change: change, segment: x.segment, region: at.region, offset: at.offset})

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -133,8 +134,9 @@ func (t *Table) add(owner Owner, bytes []byte, access rdma.Access) (*Region, err
 	}
 	// The offset of the first byte is nobody's business but has to be some
 	// number; one that tells nothing of this process and, unlike zero, shows who
-	// forgets to add it.
-	r.base = uint64(binary.LittleEndian.Uint32(random[4:])) << 12
+	// forgets to add it. It is aligned to 8 as the memory is, so that atomic operations
+	// on offsets which are never fault.
+	r.base = uint64(binary.LittleEndian.Uint32(random[4:]))<<12 | uint64(uintptr(unsafe.Pointer(unsafe.SliceData(bytes)))%8)
 	t.regions[r.key] = r
 	return r, nil
 }
