@@ -34,8 +34,11 @@ type region struct {
 	borrowed bool // the program has mapped the bytes, and unmaps them
 
 	mu sync.Mutex
-	mr *verbs.MR // nil once it is deregistered
+	mr registration // nil once it is deregistered
 }
+
+// A registration is a [verbs.MR].
+type registration interface{ Deregister() error }
 
 func (r *region) Bytes() []byte       { return r.bytes }
 func (r *region) Key() uint32         { return r.rkey }
@@ -106,7 +109,7 @@ func (m *domain) Register(memory rdma.UserMemory) (rdma.Region, error) {
 func (m *domain) Pins() bool { return true }
 
 // register tells the device of the bytes.
-func (r *region) register() (err error) {
+func (r *region) register() error {
 	m := r.domain
 	m.members.Lock()
 	defer m.members.Unlock()
@@ -115,13 +118,14 @@ func (r *region) register() (err error) {
 	}
 	// Registering the bytes alone, not the rest of their last page, so that the
 	// device holds the bounds.
-	if r.mr, err = m.pd.RegisterMR(r.bytes, verbsAccess(r.access)); err != nil {
+	mr, err := m.pd.RegisterMR(r.bytes, verbsAccess(r.access))
+	if err != nil {
 		if errors.Is(err, verbs.ErrUnavailable) {
 			err = unavailable(err)
 		}
 		return err
 	}
-	r.lkey, r.rkey = r.mr.LKey(), r.mr.RKey()
+	r.mr, r.lkey, r.rkey = mr, mr.LKey(), mr.RKey()
 	m.members.Regions.Add(r)
 	m.device.provider.counters.registered.Add(uint64(len(r.bytes)))
 	return nil
@@ -155,6 +159,13 @@ func (r *region) deregister() error {
 	if r.mr == nil {
 		return nil
 	}
+	m := r.domain
+	m.members.Lock()
+	freed := m.pd == nil
+	m.members.Unlock()
+	if freed {
+		return fmt.Errorf("%w: the domain, before the region could be", rdma.ErrClosed)
+	}
 	if err := r.mr.Deregister(); err != nil {
 		return err // the device still has it, and a later Close must not unmap it
 	}
@@ -173,17 +184,15 @@ func (r *region) Withdraw() error {
 
 func (r *region) Close() error {
 	m := r.domain
+	if err := r.deregister(); err != nil {
+		// The memory stays mapped: the device may still reach it. The region stays a
+		// member, so that the next Close, or the domain's, tries again.
+		return fmt.Errorf("ibverbs: close a region on %s: %w", m.device.attributes.Name, err)
+	}
 	m.members.Lock()
 	first, _ := m.members.Regions.Remove(r)
 	m.members.Unlock()
-	if !first {
-		return nil
-	}
-	if err := r.deregister(); err != nil {
-		// The memory stays mapped: the device may still reach it.
-		return fmt.Errorf("ibverbs: close a region on %s: %w", m.device.attributes.Name, err)
-	}
-	if r.borrowed {
+	if !first || r.borrowed {
 		return nil
 	}
 	if err := unix.Munmap(r.mapped); err != nil {
