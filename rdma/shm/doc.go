@@ -94,7 +94,10 @@
 // and no memory. The peer of that queue pair, and nobody else, gets the file, opened
 // anew for reading, and reads through the descriptor. It looks at the entry before and
 // after each read. Of a connection it keeps 512 files open. A file of another user's
-// process on FUSE, whose reads that process could hold up, ends the connection.
+// process on FUSE or in /proc, whose reads that process could hold up, ends the connection.
+// An overlay, which a user may mount over FUSE, is let in, because containers have their
+// files there, and so are network file systems: name a user in AllowUIDs only if it may
+// hold up what this process reads of it.
 //
 // # Regions that are passed on
 //

@@ -295,7 +295,9 @@ func (qp *queuePair) receiveFile(g grant, p *packet) error {
 	return nil
 }
 
-// readable tells whether a file of a peer can be read without waiting for the peer.
+// readable tells whether a file of a peer can be read without waiting for the peer, as far
+// as that shows. Behind an overlay, which any user may mount in a namespace of its own and
+// every container has, may be a file system that is not let in.
 func readable(fd int, foreign bool) error {
 	if err := regular(fd); err != nil {
 		return err
@@ -304,8 +306,14 @@ func readable(fd int, foreign bool) error {
 	if err := unix.Fstatfs(fd, &system); err != nil {
 		return err
 	}
-	if foreign && system.Type == unix.FUSE_SUPER_MAGIC {
+	if !foreign {
+		return nil
+	}
+	switch system.Type {
+	case unix.FUSE_SUPER_MAGIC:
 		return fmt.Errorf("%w: its file system may be a process of another user", rdma.ErrUnsupported)
+	case unix.PROC_SUPER_MAGIC: // such as the memory of a process, which may lie in files of the former
+		return fmt.Errorf("%w: a file of /proc", rdma.ErrUnsupported)
 	}
 	return nil
 }

@@ -209,3 +209,22 @@ func TestSharedFilesUnderReads(t *testing.T) {
 	}
 	awaitDescriptors(t, before)
 }
+
+// A file of another user whose reads that user could hold up is not read.
+func TestReadableFilesOfOthers(t *testing.T) {
+	ordinary := fileOf(t, []byte("contents"))
+	memory, err := os.Open("/proc/self/mem")
+	if err != nil {
+		t.Skip(err)
+	}
+	defer memory.Close()
+	for _, each := range []struct {
+		file    *os.File
+		foreign bool
+		want    error
+	}{{ordinary, false, nil}, {ordinary, true, nil}, {memory, false, nil}, {memory, true, rdma.ErrUnsupported}} {
+		if err := readable(int(each.file.Fd()), each.foreign); !errors.Is(err, each.want) {
+			t.Errorf("%s, foreign %v: %v", each.file.Name(), each.foreign, err)
+		}
+	}
+}
