@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/waking"
 )
 
 // Tuning holds the sizes and limits of one transport. A field that is zero leaves
@@ -71,7 +72,7 @@ type TuningRow struct {
 // 48 bytes more (64 of a chunk) let a layer above add its header to a round size
 // and still fill a slab.
 var builtIn = []TuningRow{
-	{Transport: "shm", Architecture: "amd64", Tuning: shmOnAMD64, Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md); packet: files with three replicas (docs/benchmarks/hdfs.md); max-window: calls of 64 callers (docs/benchmarks/rpc.md)"},
+	{Transport: "shm", Architecture: "amd64", Tuning: shmOnAMD64, Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md); packet: files with three replicas (docs/benchmarks/hdfs.md); max-window: calls of 64 callers (docs/benchmarks/rpc.md); spin: 30us, or more where sleepers take longer to wake each other"},
 	{Transport: "shm", Tuning: shmOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
 	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback; packet, too: half of it takes a quarter longer; call-spin: docs/benchmarks/hdfs-data.md"},
 	{Transport: "iwarp", Tuning: iwarpOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
@@ -233,7 +234,7 @@ func (t TuningTable) check(known []string) error {
 // tune returns the tuning of a transport: the built-in row, overridden by each of
 // the tables in turn.
 func tune(transport string, tables ...TuningTable) Tuning {
-	t := fitting(builtIn, transport, runtime.GOARCH).Tuning
+	t := DefaultTuningOf(transport).Tuning
 	for _, table := range tables {
 		t = t.override(table[transport])
 	}
@@ -264,9 +265,28 @@ func fitting(rows []TuningRow, transport, architecture string) (best TuningRow) 
 }
 
 // DefaultTuningOf returns the row of the built-in table that a transport has on this
-// architecture.
+// architecture. Over shm Spin is longer where sleepers take long to wake each other, which is
+// measured when the process asks first, in some milliseconds.
 func DefaultTuningOf(transport string) TuningRow {
-	return fitting(builtIn, transport, runtime.GOARCH)
+	row := fitting(builtIn, transport, runtime.GOARCH)
+	if row.Transport == "shm" {
+		row.Tuning.Spin = spinByWaking(row.Tuning.Spin, waking.RoundTrip)
+	}
+	return row
+}
+
+// longestSpin is the longest that spinByWaking makes of Spin.
+const longestSpin = 150 * time.Microsecond
+
+// spinByWaking is the greater one of least and of what two threads that sleep take to wake
+// each other, if that is known. A worker who polls for less sleeps before the next request of a
+// caller who had to be woken for the last answer, and then both sleep every time (decision 0106).
+func spinByWaking(least time.Duration, roundTrip func() (time.Duration, bool)) time.Duration {
+	d, ok := roundTrip()
+	if !ok {
+		return least
+	}
+	return max(least, min(d.Round(time.Microsecond), longestSpin))
 }
 
 // override returns t with the fields that o sets.

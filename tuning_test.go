@@ -215,3 +215,39 @@ func awaitNobodyPolls(t *testing.T) {
 		}
 	}
 }
+
+func TestSpinByWaking(t *testing.T) {
+	for _, c := range []struct {
+		what      string
+		roundTrip time.Duration
+		known     bool
+		want      time.Duration
+	}{
+		{"fast", 6 * time.Microsecond, true, 30 * time.Microsecond},
+		{"slow", 71500 * time.Nanosecond, true, 72 * time.Microsecond},
+		{"busy", 3 * time.Millisecond, true, 150 * time.Microsecond},
+		{"not known", 0, false, 30 * time.Microsecond},
+	} {
+		got := spinByWaking(30*time.Microsecond, func() (time.Duration, bool) { return c.roundTrip, c.known })
+		if got != c.want {
+			t.Errorf("%s: %v, want %v", c.what, got, c.want)
+		}
+	}
+}
+
+// What is measured is where the built-in table is, behind all others.
+func TestSpinOverShmIsMeasured(t *testing.T) {
+	measured := DefaultTuningOf("shm").Tuning.Spin
+	if measured < shmOnAMD64.Spin || measured > longestSpin {
+		t.Errorf("%v", measured)
+	}
+	if got := tune("shm").Spin; got != measured {
+		t.Errorf("%v without a table, the row has %v", got, measured)
+	}
+	if got := tune("shm", TuningTable{"shm": {Spin: 5 * time.Microsecond}}).Spin; got != 5*time.Microsecond {
+		t.Errorf("%v, set was 5us", got)
+	}
+	if got := DefaultTuningOf("iwarp").Tuning.Spin; got != iwarpOnAMD64.Spin {
+		t.Errorf("iwarp has %v", got)
+	}
+}

@@ -31,7 +31,7 @@ type goPackage struct {
 // like itself.
 var rows = [][]string{
 	{"/internal"}, // small packages of one idea: none imports another, unless a row below names it
-	{"/internal/link", "/internal/lane", "/internal/testnet", "/internal/latch", "/internal/biased"},
+	{"/internal/link", "/internal/lane", "/internal/testnet", "/internal/latch", "/internal/biased", "/internal/waking"},
 	{"/rdma"},
 	{"/internal/slab", "/internal/call"}, // registered memory stands on the model, calls on link's words
 	{""},                                 // the runtime

@@ -1,0 +1,97 @@
+// Package waking measures how long it takes two threads that sleep to wake each other.
+//
+// It is 5 to 10 us where a processor that rests is awake at once, and 70 us and more where it
+// is one of a virtual machine, whose host has to be asked, or sleeps deeply. Who polls for
+// less than that while his peer has to be woken polls in vain, sleeps, and has to be woken
+// for the next message himself.
+package waking
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	rounds = 16
+	// unmeasured are rounds in which the other thread begins.
+	unmeasured = 2
+	// longest is how long all may take: on a busy machine they end with what they have.
+	longest = 20 * time.Millisecond
+)
+
+// RoundTrip is the median of the times in which a thread on one processor wakes another one, on
+// the last that the process may have, sleeps, and is woken by it. It is measured when it is
+// asked for first, which takes some milliseconds at most. It reports false if that is not
+// known: the process has one processor, or so has Go, or the system has no futexes.
+func RoundTrip() (time.Duration, bool) { return once() }
+
+var once = sync.OnceValues(func() (time.Duration, bool) {
+	if runtime.GOMAXPROCS(0) < 2 || !several() {
+		return 0, false
+	}
+	return median(measure())
+})
+
+// median tells nothing of fewer than half of the rounds.
+func median(took []time.Duration) (time.Duration, bool) {
+	if len(took) < rounds/2 {
+		return 0, false
+	}
+	slices.Sort(took)
+	return took[len(took)/2], true
+}
+
+// A word is what one thread changes and the other one sleeps at, alone in its cache line.
+type word struct {
+	atomic.Uint32
+	_ [60]byte
+}
+
+// Which of the processors that the process may have.
+const (
+	first = iota
+	last
+)
+
+// measure tells how long each round took. Its threads are bound to their processors: the
+// scheduler would put both on one, where each waits for the other's sleep and for no processor.
+func measure() (took []time.Duration) {
+	words := new([2]word)
+	began := time.Now()
+	var threads sync.WaitGroup
+	threads.Go(func() {
+		defer bind(first)()
+		for n := uint32(1); n <= unmeasured+rounds; n++ {
+			start := time.Now()
+			tell(&words[0], n)
+			if !await(&words[1], n, began) {
+				return
+			}
+			if n > unmeasured {
+				took = append(took, time.Since(start))
+			}
+		}
+	})
+	threads.Go(func() {
+		defer bind(last)()
+		for n := uint32(1); n <= unmeasured+rounds && await(&words[0], n, began); n++ {
+			tell(&words[1], n)
+		}
+	})
+	threads.Wait()
+	return took
+}
+
+// await sleeps until a word is n. It reports false when all has taken too long.
+func await(w *word, n uint32, began time.Time) bool {
+	for w.Load() != n {
+		left := longest - time.Since(began)
+		if left <= 0 || !sleep(w, n-1, left) {
+			return false
+		}
+	}
+	return true
+}
