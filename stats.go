@@ -113,8 +113,8 @@ type PoolCounts struct {
 	Replaced uint64 // endpoints that gave way to better ones
 }
 
-// Stats returns the runtime's numbers. It takes the lock of each endpoint for a
-// moment.
+// Stats returns the runtime's numbers. It waits for each endpoint that just then copies a
+// one-sided operation; the rest of the runtime goes on meanwhile.
 func (r *Runtime) Stats() Stats {
 	s := Stats{Unavailable: map[string]error{}, Counters: map[string]map[string]uint64{}, Memory: memoryStats()}
 	index := map[*counters]int{}
@@ -147,8 +147,14 @@ func (r *Runtime) Stats() Stats {
 	}
 	r.mu.Unlock()
 
-	// Under one lock, so that no endpoint is counted twice or left out while it
-	// closes.
+	// The endpoints are asked before the lock is taken again, since that may take as long
+	// as one of them copies. Then all is counted under one lock, so that no endpoint is
+	// counted twice or left out while it closes. One that has come meanwhile has done nothing
+	// yet, as far as these numbers go.
+	asked := map[*Endpoint]activity{}
+	for _, e := range r.open() {
+		asked[e] = e.carrier.done()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Closed = r.closed
@@ -159,7 +165,7 @@ func (r *Runtime) Stats() Stats {
 	for e := range r.endpoints {
 		i := index[e.count]
 		s.Devices[i].Endpoints++
-		done[i].merge(e.carrier.done())
+		done[i].merge(asked[e])
 	}
 	for i := range done {
 		d, a := &s.Devices[i], &done[i]
@@ -168,20 +174,37 @@ func (r *Runtime) Stats() Stats {
 	return s
 }
 
-// Endpoints returns the numbers of the endpoints that are open, the oldest first. It takes
-// the lock of each for a moment.
-func (r *Runtime) Endpoints() []EndpointStats {
+// open returns the endpoints that are not closed yet.
+func (r *Runtime) open() []*Endpoint {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]EndpointStats, 0, len(r.endpoints))
+	return slices.Collect(maps.Keys(r.endpoints))
+}
+
+// Endpoints returns the numbers of the endpoints that are open, the oldest first. It waits
+// for each endpoint that just then copies a one-sided operation, as Stats does; the rest of
+// the runtime goes on meanwhile.
+func (r *Runtime) Endpoints() []EndpointStats {
+	type listed struct {
+		e *Endpoint
+		s EndpointStats
+	}
+	r.mu.Lock()
+	open := make([]listed, 0, len(r.endpoints))
 	for e, g := range r.endpoints {
-		a := e.carrier.done()
 		s := EndpointStats{
 			Service: e.service, Local: e.local.String(), Remote: e.remote.String(), Dialled: e.dialled, Group: g.cfg.Name, Began: e.began, Selection: e.selection,
-			Sent: a.sent, Received: a.received, Operations: a.operations, Stalls: a.stalls, Stalled: a.stalled, Credits: e.carrier.credits(),
 		}
 		s.Selection.Candidates = slices.Clone(e.selection.Candidates)
-		all = append(all, s)
+		open = append(open, listed{e, s})
+	}
+	r.mu.Unlock()
+	all := make([]EndpointStats, len(open))
+	for i := range open {
+		a, s := open[i].e.carrier.done(), &open[i].s
+		s.Sent, s.Received, s.Operations, s.Stalls, s.Stalled = a.sent, a.received, a.operations, a.stalls, a.stalled
+		s.Credits = open[i].e.carrier.credits()
+		all[i] = *s
 	}
 	slices.SortFunc(all, func(a, b EndpointStats) int {
 		return cmp.Or(a.Began.Compare(b.Began), cmp.Compare(a.Remote, b.Remote), cmp.Compare(a.Local, b.Local))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"testing"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -144,6 +145,49 @@ func TestStalls(t *testing.T) {
 			t.Errorf("stalls %+v, %+v", e, s)
 		}
 	})
+}
+
+// told is a carrier that only tells of itself.
+type told struct {
+	carrier
+	tells func() activity
+}
+
+func (c told) done() activity { return c.tells() }
+
+func (c told) credits() int {
+	c.tells()
+	return 1
+}
+
+// adoptTold has a runtime count an endpoint for a device, until the test's end.
+func adoptTold(t *testing.T, r *Runtime, count *counters, tells func() activity) {
+	t.Helper()
+	e := newEndpoint(&r.env, Tuning{}, "told/1", &net.TCPAddr{}, &net.TCPAddr{}, Selection{})
+	e.count, e.carrier = count, told{tells: tells}
+	if err := r.adopt(e, r.own); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.forget(e) })
+}
+
+// An endpoint that copies keeps who asks for its numbers, but not the runtime.
+func TestStatsHoldNoLock(t *testing.T) {
+	r := newRuntime(t, Config{}, nil)
+	asked := 0
+	adoptTold(t, r, &r.env.tcp, func() activity {
+		asked++
+		if r.mu.TryLock() {
+			r.mu.Unlock()
+		} else if asked <= 3 { // forget, behind the test, asks with the lock
+			t.Error("the runtime is locked while an endpoint is asked")
+		}
+		return activity{stalls: 5}
+	})
+	s, all := r.Stats().of(TransportTCP), r.Endpoints()
+	if len(all) != 1 || all[0].Stalls != 5 || all[0].Credits != 1 || s.Stalls != 5 || s.Endpoints != 1 || asked != 3 {
+		t.Errorf("%+v, %+v, asked %d times", s, all, asked)
+	}
 }
 
 // A device that is gone is told as such, and is not chosen again.
