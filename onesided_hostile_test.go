@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"runtime"
 	"testing"
 
@@ -201,6 +202,49 @@ func TestLaneEndsWhatWentThere(t *testing.T) {
 	}
 	if err := h.e.Send(h.p.ctx, 1, nil); err != nil {
 		t.Error(err)
+	}
+	_ = h.main.conn.Close()
+	<-h.e.Done()
+	_ = h.e.Close() // the peer is gone
+}
+
+// A lane that ends in the middle of answers takes those along that were asked there. What is
+// asked between messages is answered.
+func TestServesBehindALane(t *testing.T) {
+	h := newHostilePeer(t, worlds[0].pair(t, Config{}, ListenConfig{}))
+	x, err := h.e.Expose(h.p.ctx, ExposeConfig{Size: maxFragment, Rights: MayRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(on *rawStream, id uint32, n int) {
+		var head [operationHead]byte
+		binary.BigEndian.PutUint64(head[:], x.Token().id)
+		on.frame(frame{kind: frameOperation, flags: uint8(opGet), tag: id, length: operationHead, total: uint32(n)}, head[:])
+	}
+	h.openLane(t)
+	lane := h.lane.conn.(*net.TCPConn)
+	if err := errors.Join(lane.SetReadBuffer(4096), lane.SetLinger(0)); err != nil {
+		t.Fatal(err)
+	}
+	const most = streamOperations - 1
+	for id := range uint32(most) {
+		ask(h.lane, id, maxFragment)
+	}
+	s := h.e.carrier.(*stream)
+	h.until(t, "the server does not wait for the lane", func() bool {
+		via := s.lane.Load().stream
+		via.mu.Lock()
+		defer via.mu.Unlock()
+		return via.backlog != nil
+	})
+	_ = lane.Close()
+	deadline, _ := h.p.ctx.Deadline()
+	if err := h.main.conn.SetReadDeadline(deadline); err != nil {
+		t.Fatal(err)
+	}
+	ask(h.main, most, 8)
+	if f, body := h.main.next(); f.kind != frameAnswer || f.tag != most || len(body) != 8 {
+		t.Errorf("%+v, %d bytes", f, len(body))
 	}
 	_ = h.main.conn.Close()
 	<-h.e.Done()

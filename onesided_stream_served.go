@@ -88,7 +88,8 @@ func (s *stream) put(r *bufio.Reader, a *service, n int) error {
 	return nil
 }
 
-// serve answers the peer's operations, in their order.
+// serve answers the peer's operations, in their order. A lane that takes no more ends no more
+// than what was asked there: the others are answered still.
 func (s *stream) serve() {
 	for {
 		var a service
@@ -101,6 +102,9 @@ func (s *stream) serve() {
 		}
 		via := a.via
 		if via.waitBacklog(context.Background(), s.e.done, backlogLimit) != nil {
+			if via.aside {
+				continue
+			}
 			return
 		}
 		f := frame{kind: frameAnswer, flags: uint8(a.verdict), tag: a.id}
@@ -120,7 +124,7 @@ func (s *stream) serve() {
 			f.length = 8
 			err = via.write(f, parcel{body: binary.BigEndian.AppendUint64(s.errands.word[:0], a.value)})
 		}
-		if err != nil {
+		if err != nil && !via.aside {
 			return
 		}
 	}
