@@ -475,7 +475,8 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 	if _, err := rand.Read(suffix[:]); err != nil {
 		return nil, fmt.Errorf("shm: listen: %w", err)
 	}
-	if address == "" {
+	chosen := address == ""
+	if chosen {
 		name := socketName[:len(socketName)-2*len(suffix)] + hex.EncodeToString(suffix[:])
 		if address = "@" + name; d.config.SocketDirectory != "" {
 			absolute, err := filepath.Abs(filepath.Join(d.config.SocketDirectory, name))
@@ -483,7 +484,6 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 				return nil, fmt.Errorf("shm: listen: %w", err)
 			}
 			address = absolute
-			removeDead(filepath.Dir(absolute))
 		}
 	}
 	if err := checkAddress(address); err != nil {
@@ -499,6 +499,9 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 			return nil, errors.Join(fmt.Errorf("shm: listen at %s: let the users in AllowUIDs connect: %w", address, err), socket.Close())
 		}
 	}
+	if chosen && address[0] == '/' && !isDead(address) { // where this one seems dead, others may live, too
+		removeDead(filepath.Dir(address))
+	}
 	life, cancel := context.WithCancel(context.Background())
 	l := &listener{
 		device: d, socket: socket, address: address, context: life, cancel: cancel, closed: life.Done(),
@@ -513,9 +516,17 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 // file a moment before it is a socket's.
 const deadAfter = time.Minute
 
+// ofOneKernel are the file systems of directories that no two kernels share.
+var ofOneKernel = []int64{unix.TMPFS_MAGIC, unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC}
+
 // removeDead removes what listeners that chose their names have left in a directory because
-// their processes were killed. Others may not be this user's to remove.
+// their processes were killed. Others may not be this user's to remove. In a directory that
+// several kernels may share, a socket of another one seems dead.
 func removeDead(directory string) {
+	var system unix.Statfs_t
+	if err := unix.Statfs(directory, &system); err != nil || !slices.Contains(ofOneKernel, int64(system.Type)) { //nolint:unconvert // narrower on some architectures
+		return
+	}
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		return // listening there tells why
