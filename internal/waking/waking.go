@@ -22,9 +22,9 @@ const (
 	longest = 20 * time.Millisecond
 )
 
-// RoundTrip is the median of the times in which a thread on one processor wakes another one, on
-// the last that the process may have, sleeps, and is woken by it. It is measured when it is
-// asked for first, which takes some milliseconds at most. It reports false if that is not
+// RoundTrip is the time in which a thread on one processor wakes another one, on the last that
+// the process may have, sleeps, and is woken by it: the lower quartile of some rounds, which are
+// made when it is asked for first and take some milliseconds. It reports false if it is not
 // known: the process has one processor, or so has Go, or the system has no futexes.
 func RoundTrip() (time.Duration, bool) { return once() }
 
@@ -32,16 +32,17 @@ var once = sync.OnceValues(func() (time.Duration, bool) {
 	if runtime.GOMAXPROCS(0) < 2 || !several() {
 		return 0, false
 	}
-	return median(measure())
+	return usual(measure())
 })
 
-// median tells nothing of fewer than half of the rounds.
-func median(took []time.Duration) (time.Duration, bool) {
+// usual is the lower quartile: whatever else wants the processors makes rounds longer, none
+// shorter. It tells nothing of fewer than half of the rounds.
+func usual(took []time.Duration) (time.Duration, bool) {
 	if len(took) < rounds/2 {
 		return 0, false
 	}
 	slices.Sort(took)
-	return took[len(took)/2], true
+	return took[len(took)/4], true
 }
 
 // A word is what one thread changes and the other one sleeps at, alone in its cache line.
@@ -64,7 +65,7 @@ func measure() (took []time.Duration) {
 	var threads sync.WaitGroup
 	threads.Go(func() {
 		defer bind(first)()
-		for n := uint32(1); n <= unmeasured+rounds; n++ {
+		for n := uint32(1); n <= unmeasured+rounds && time.Since(began) < longest; n++ {
 			start := time.Now()
 			tell(&words[0], n)
 			if !await(&words[1], n, began) {

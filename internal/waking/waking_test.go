@@ -12,7 +12,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("%v, %v, and asked again %v, %v", d, ok, again, same)
 	}
 	// On a busy machine nothing may be known.
-	if ok != (d > 0) || d > longest {
+	if ok != (d > 0) {
 		t.Errorf("a round trip of %v, known %v", d, ok)
 	}
 }
@@ -44,7 +44,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-func TestMedian(t *testing.T) {
+func TestUsual(t *testing.T) {
 	var few, enough []time.Duration
 	for n := range rounds {
 		d := time.Duration(rounds - n)
@@ -52,10 +52,10 @@ func TestMedian(t *testing.T) {
 			few = append(few, d)
 		}
 	}
-	if d, ok := median(few); ok {
+	if d, ok := usual(few); ok {
 		t.Errorf("%v of fewer than half of the rounds", d)
 	}
-	if d, ok := median(enough); !ok || d != rounds/2+1 {
+	if d, ok := usual(enough); !ok || d != rounds/4+1 {
 		t.Errorf("%v, %v of 1 to %d", d, ok, rounds)
 	}
 }
