@@ -165,6 +165,44 @@ func TestSummaries(t *testing.T) {
 	}
 }
 
+// TestSummaryInPlaceOfTheInput refuses to put a summary in place of the file that is checked, under any of its names.
+func TestSummaryInPlaceOfTheInput(t *testing.T) {
+	address := startUp(t, t.TempDir(), "127.0.0.1:0").Address
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	here, there, link := filepath.Join(dir, "part"), "hdfs://"+address+"/part", filepath.Join(dir, "link")
+	for _, name := range []string{here, there} {
+		if out, err := run(t, "", "gensort", "1", name); err != nil {
+			t.Fatal(out, err)
+		}
+	}
+	if err := os.Symlink("part", link); err != nil {
+		t.Fatal(err)
+	}
+	for other, name := range map[string]string{
+		here: here, link: here, dir + "/../" + filepath.Base(dir) + "/part": here,
+		there: there, "hdfs://" + address + "//part": there, "hdfs://" + address + "/./part": there, "hdfs://localhost:" + port + "/part": there,
+	} {
+		if out, err := run(t, "", "valsort", "-o", other, name); err == nil || !strings.Contains(err.Error(), "-o "+other+": that is the file to") {
+			t.Errorf("-o %s of %s: %v\n%s", other, name, err, out)
+		}
+		if out, err := run(t, "", "valsort", name); err != nil || !strings.HasPrefix(out, "Records: 1\n") {
+			t.Fatalf("%s after -o %s: %v\n%s", name, other, err, out)
+		}
+	}
+	for other, name := range map[string]string{dir + "/sum": here, there + ".sum": there, dir + "/sum2": there, there + ".sum2": here} {
+		if out, err := run(t, "", "valsort", "-o", other, name); err != nil {
+			t.Errorf("-o %s of %s: %v\n%s", other, name, err, out)
+		}
+		if out, err := run(t, "", "valsort", "-s", other); err != nil || !strings.HasPrefix(out, "Records: 1\n") {
+			t.Errorf("%s: %v\n%s", other, err, out)
+		}
+	}
+}
+
 // TestJobTransports has each transport carry the records, and the same results come out.
 func TestJobTransports(t *testing.T) {
 	dir := t.TempDir()

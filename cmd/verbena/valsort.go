@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"time"
 
@@ -106,7 +105,11 @@ func (v *validation) run(cmd *cobra.Command, files *dataset.Files, name string) 
 	defer closing(&err, in)
 	save := func(gensort.Summary) error { return nil }
 	if v.summary != "" {
-		if sameFile(name, v.summary) {
+		same, err := files.IsInput(ctx, in, v.summary)
+		if err != nil {
+			return r, fmt.Errorf("-o: %w", err)
+		}
+		if same {
 			return r, fmt.Errorf("-o %s: that is the file to be validated, in whose place the summary would be put", v.summary)
 		}
 		// Who may not write there learns it before anything is read.
@@ -133,19 +136,6 @@ func (v *validation) run(cmd *cobra.Command, files *dataset.Files, name string) 
 		return r, err
 	}
 	return r, save(r.Summary)
-}
-
-// sameFile tells whether two names are of one file.
-func sameFile(a, b string) bool {
-	if a == b {
-		return true
-	}
-	one, err := os.Stat(a)
-	if err != nil {
-		return false // in HDFS
-	}
-	other, err := os.Stat(b)
-	return err == nil && os.SameFile(one, other)
 }
 
 // writeSummary writes a summary to an output that has been created.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/cespare/xxhash/v2"
@@ -53,6 +54,47 @@ func (i *Input) Unchanged(ctx context.Context) error {
 		return fmt.Errorf("%s has been written since the job began, nobody may: it had %d bytes and has %d", i.name, i.opened.size, now.size)
 	}
 	return nil
+}
+
+// IsInput tells whether the name is that of an input's file, under any spelling. Files in HDFS are the same if their
+// numbers, lengths and times of the last change are, whatever address the NameNode is asked at.
+func (f *Files) IsInput(ctx context.Context, i *Input, name string) (bool, error) {
+	address, path, ok := remote(name)
+	switch {
+	case ok != Remote(i.name):
+		return false, nil
+	case !ok:
+		return i.isLocal(name)
+	}
+	c, err := f.client(ctx, address)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", name, err)
+	}
+	there, err := remoteVersion(c, path)(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	now, err := i.version(ctx)
+	return now == there, err
+}
+
+func (i *Input) isLocal(name string) (bool, error) {
+	other, err := os.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	file, ok := i.Closer.(*os.File)
+	if !ok {
+		return false, nil
+	}
+	info, err := file.Stat()
+	return err == nil && os.SameFile(info, other), err
 }
 
 const sampleBlock = 4 << 10
