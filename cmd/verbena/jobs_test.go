@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/internal/gensort"
 	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
@@ -137,6 +139,20 @@ func TestSummaries(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 
+	// What is out of order has a summary, too, and is told also if that cannot be written.
+	write("unordered", high, low)
+	out, err = run(t, "", "valsort", "-q", "-o", at("unordered.sum"), at("unordered"))
+	if !errors.As(err, &failure) || failure.Code != 1 || out != "" {
+		t.Errorf("%v\n%s", err, out)
+	}
+	out, err = run(t, "", "valsort", "-s", at("unordered.sum"))
+	if want := "First unordered record is record 2\n"; !errors.As(err, &failure) || failure.Code != 1 || !strings.HasPrefix(out, want) {
+		t.Errorf("%v\n%s\nwant\n%s", err, out, want)
+	}
+	if err := os.Remove(at("unordered.sum")); err != nil {
+		t.Fatal(err)
+	}
+
 	write("cut", read("sums")[:559])
 	write("records", strings.Repeat(low, 7))
 	write("spoilt", read("low.sum"), "\x01", read("high.sum")[1:])
@@ -162,6 +178,31 @@ func TestSummaries(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(at(".*")); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestUnsavedSummary tells what was found although the summary cannot be saved, and that.
+func TestUnsavedSummary(t *testing.T) {
+	for _, records := range []string{"ab", "ba"} {
+		var r validated
+		for _, key := range records {
+			r.Add([]byte(strings.Repeat(string(key), 100)))
+		}
+		var out strings.Builder
+		v := validation{summary: "x.sum"}
+		err := v.finish(&out, r, func(gensort.Summary) error { return syscall.ENOSPC })
+		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "-o x.sum: ") || !strings.Contains(out.String(), "Records: 2\n") {
+			t.Errorf("%s: %v\n%s", records, err, &out)
+		}
+	}
+}
+
+// TestValsortThreads bounds how many threads hold records at the same time.
+func TestValsortThreads(t *testing.T) {
+	for threads, want := range map[int]int{0: runtime.GOMAXPROCS(0), 1: 1, 256: 256, 257: 256, 1_000_000_000: 256} {
+		if got := (&validation{threads: threads}).parts(); got != want {
+			t.Errorf("-t%d: %d, want %d", threads, got, want)
+		}
 	}
 }
 

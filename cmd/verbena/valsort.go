@@ -60,21 +60,7 @@ those of valsort 1.5 on little-endian processors; either program reads the other
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			files := o.files(nil, verbena.TransportAuto)
 			defer closing(&err, files)
-			r, err := v.run(cmd, files.Files, args[0])
-			if err != nil {
-				return err
-			}
-			switch {
-			case v.json:
-				s := r.Summary
-				err = json.NewEncoder(cmd.OutOrStdout()).Encode(valsortResult{s.Records, s.Checksum.String(), s.Duplicates, s.Unordered, s.FirstUnordered, r.joined})
-			case !v.quiet:
-				err = r.Report(cmd.OutOrStdout())
-			}
-			if err == nil && !r.Sorted() {
-				return &fscmd.Failure{Code: 1}
-			}
-			return err
+			return v.run(cmd, files.Files, args[0])
 		},
 	}
 	flags := cmd.Flags()
@@ -82,7 +68,7 @@ those of valsort 1.5 on little-endian processors; either program reads the other
 	flags.BoolVarP(&v.quiet, "quiet", "q", false, "say nothing of records: the exit status tells")
 	flags.BoolVarP(&v.summaries, "summaries", "s", false, "FILE has summaries instead of records")
 	flags.StringVarP(&v.summary, "output", "o", "", "write a summary of what was found to `FILE`, in place of what is there")
-	flags.IntVarP(&v.threads, "threads", "t", 0, "`threads` that check records (default, and 0: one for each processor)")
+	flags.IntVarP(&v.threads, "threads", "t", 0, fmt.Sprintf("`threads` that check records, up to %d (default, and 0: one for each processor)", mostThreads))
 	return cmd
 }
 
@@ -92,25 +78,25 @@ type validated struct {
 	joined int64 // summaries
 }
 
-// run validates a file, and writes the summary if one is wanted.
-func (v *validation) run(cmd *cobra.Command, files *dataset.Files, name string) (r validated, err error) {
+// run validates a file, tells what it has found, and writes the summary if one is wanted.
+func (v *validation) run(cmd *cobra.Command, files *dataset.Files, name string) (err error) {
 	if v.threads < 0 {
-		return r, fmt.Errorf("-t %d: want 0 or more", v.threads)
+		return fmt.Errorf("-t %d: want 0 or more", v.threads)
 	}
 	ctx := cmd.Context()
 	in, err := files.Open(ctx, name)
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer closing(&err, in)
 	save := func(gensort.Summary) error { return nil }
 	if v.summary != "" {
 		same, err := files.IsInput(ctx, in, v.summary)
 		if err != nil {
-			return r, fmt.Errorf("-o: %w", err)
+			return fmt.Errorf("-o: %w", err)
 		}
 		if same {
-			return r, fmt.Errorf("-o %s: that is the file to be validated, in whose place the summary would be put", v.summary)
+			return fmt.Errorf("-o %s: that is the file to be validated, in whose place the summary would be put", v.summary)
 		}
 		// Who may not write there learns it before anything is read.
 		out, err := files.Output(ctx, v.summary, dataset.NewID())
@@ -118,7 +104,7 @@ func (v *validation) run(cmd *cobra.Command, files *dataset.Files, name string) 
 			err = out.Create(ctx, gensort.SummarySize)
 		}
 		if err != nil {
-			return r, fmt.Errorf("-o: %w", err)
+			return fmt.Errorf("-o: %w", err)
 		}
 		defer func() {
 			clean, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -127,15 +113,38 @@ func (v *validation) run(cmd *cobra.Command, files *dataset.Files, name string) 
 		}()
 		save = func(s gensort.Summary) error { return writeSummary(ctx, out, s) }
 	}
+	var r validated
 	if v.summaries {
 		r, err = joinSummaries(ctx, in, name)
 	} else {
 		r.Summary, err = v.validate(cmd, in, name)
 	}
 	if err != nil {
-		return r, err
+		return err
 	}
-	return r, save(r.Summary)
+	return v.finish(cmd.OutOrStdout(), r, save)
+}
+
+// finish tells what was found, and saves it. What goes wrong with one leaves the other.
+func (v *validation) finish(out io.Writer, r validated, save func(gensort.Summary) error) error {
+	var told error
+	switch s := r.Summary; {
+	case v.json:
+		told = json.NewEncoder(out).Encode(valsortResult{s.Records, s.Checksum.String(), s.Duplicates, s.Unordered, s.FirstUnordered, r.joined})
+	case !v.quiet:
+		told = r.Report(out)
+	}
+	saved := save(r.Summary)
+	if saved != nil {
+		saved = fmt.Errorf("-o %s: %w", v.summary, saved)
+	}
+	if err := errors.Join(told, saved); err != nil {
+		return err
+	}
+	if !r.Sorted() {
+		return &fscmd.Failure{Code: 1}
+	}
+	return nil
 }
 
 // writeSummary writes a summary to an output that has been created.
@@ -194,6 +203,17 @@ func readWhole(in *dataset.Input, name string, p []byte, at int64) error {
 	return nil
 }
 
+// mostThreads is how many threads a command line may ask for. Each holds 1 MB of records.
+const mostThreads = 256
+
+// parts is how many parts of a file are checked at the same time.
+func (v *validation) parts() int {
+	if v.threads == 0 {
+		return runtime.GOMAXPROCS(0)
+	}
+	return min(v.threads, mostThreads)
+}
+
 // validate summarizes parts of a file in parallel.
 func (v *validation) validate(cmd *cobra.Command, in *dataset.Input, name string) (whole gensort.Summary, err error) {
 	switch {
@@ -205,12 +225,8 @@ func (v *validation) validate(cmd *cobra.Command, in *dataset.Input, name string
 	bar := bytesBar(cmd.ErrOrStderr(), "valsort", in.Size(), v.json || v.quiet)
 	defer func() { _ = bar.Clear() }() // the terminal's matter
 	const size = recordsAtOnce * gensort.RecordSize
-	parts := int64(v.threads)
-	if parts == 0 {
-		parts = int64(runtime.GOMAXPROCS(0))
-	}
 	records := in.Size() / gensort.RecordSize
-	parts = min(parts, records)
+	parts := min(int64(v.parts()), records)
 	summaries := make([]gensort.Summary, parts)
 	g, ctx := errgroup.WithContext(cmd.Context())
 	for i := range parts {
