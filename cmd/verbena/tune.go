@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -9,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -22,6 +22,7 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/perf"
 	"github.com/verbena-data/verbena/providers"
+	"github.com/verbena-data/verbena/shuffle/dataset"
 )
 
 // tuned is a value that tune proposes.
@@ -62,7 +63,7 @@ which each value says what it was measured on. Keep the machine quiet meanwhile.
 	flags.IntVar(&t.amount.Iterations, "iterations", 0, "messages of each measurement, instead of a time")
 	flags.IntVar(&t.amount.Warmup, "warmup", 500, "messages before each measurement, which do not count")
 	flags.StringVarP(&t.output, "output", "o", "", "`file` to write")
-	flags.BoolVar(&t.force, "force", false, "write the file even if there is one")
+	flags.BoolVar(&t.force, "force", false, "replace the file if there is one")
 	flags.BoolVar(&t.asJSON, "json", false, "one JSON object for each value instead of a table")
 	return cmd
 }
@@ -71,24 +72,17 @@ func (t *tuneOptions) run(cmd *cobra.Command, o *options) (err error) {
 	if err := t.check(); err != nil {
 		return err
 	}
-	var file *os.File // takes its name when all is measured
+	ctx := cmd.Context()
+	var out dataset.Output // takes its name when all is measured
 	if t.output != "" {
-		if _, err := os.Lstat(t.output); err == nil && !t.force {
-			return fmt.Errorf("%s is there already: choose another --output, or --force", t.output)
+		if out, err = t.create(ctx); err != nil {
+			return err
 		}
-		if file, err = os.CreateTemp(filepath.Dir(t.output), "."+filepath.Base(t.output)+".*"); err != nil {
-			return fmt.Errorf("--output %s: %w", t.output, err)
-		}
-		defer func() {
-			if err != nil {
-				err = errors.Join(err, os.Remove(file.Name()))
-			}
-		}()
-		defer closing(&err, file)
+		defer func() { err = errors.Join(err, out.Abort(context.WithoutCancel(ctx))) }()
 	}
 	if len(t.transports) == 0 {
 		for _, p := range o.providers() {
-			if devices, err := p.Devices(cmd.Context()); err != nil || len(devices) == 0 {
+			if devices, err := p.Devices(ctx); err != nil || len(devices) == 0 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "%s is left out: %v\n", p.Name(), err)
 				continue
 			}
@@ -102,19 +96,60 @@ func (t *tuneOptions) run(cmd *cobra.Command, o *options) (err error) {
 	}
 	var all []tuned
 	for _, transport := range t.transports {
-		values, err := m.tune(cmd.Context(), transport)
+		values, err := m.tune(ctx, transport)
 		if err != nil {
 			return fmt.Errorf("tune %s: %w", transport, err)
 		}
 		all = append(all, values...)
 	}
-	if file != nil {
-		err := errors.Join(writeTuning(file, all), file.Chmod(0o644), os.Rename(file.Name(), t.output))
-		if err != nil {
-			return err
+	// What was measured is shown also if it cannot be saved.
+	shown := t.show(cmd.OutOrStdout(), all)
+	if out == nil {
+		return shown
+	}
+	return errors.Join(shown, t.save(ctx, out, all))
+}
+
+// create makes the file under a temporary name, so that who may not write there learns it
+// before minutes of measuring.
+func (t *tuneOptions) create(ctx context.Context) (out dataset.Output, err error) {
+	if err := t.vacant(); err != nil {
+		return nil, err
+	}
+	var files dataset.Files // those of this host
+	if out, err = files.Output(ctx, t.output, dataset.NewID()); err == nil {
+		if err = out.Create(ctx, 0); err != nil {
+			err = errors.Join(err, out.Abort(ctx))
 		}
 	}
-	return t.show(cmd.OutOrStdout(), all)
+	if err != nil {
+		return nil, fmt.Errorf("--output %s: %w", t.output, err)
+	}
+	return out, nil
+}
+
+// vacant refuses a file that is there, unless it may be replaced.
+func (t *tuneOptions) vacant() error {
+	if _, err := os.Lstat(t.output); err == nil && !t.force {
+		return fmt.Errorf("%s is there already: choose another --output, or --force", t.output)
+	}
+	return nil
+}
+
+// save writes the file, unless somebody else has meanwhile.
+func (t *tuneOptions) save(ctx context.Context, out dataset.Output, all []tuned) error {
+	if err := t.vacant(); err != nil {
+		return err
+	}
+	var content bytes.Buffer
+	err := writeTuning(&content, all)
+	if err == nil {
+		err = writeOutput(ctx, out, content.Bytes())
+	}
+	if err != nil {
+		return fmt.Errorf("--output %s: %w", t.output, err)
+	}
+	return nil
 }
 
 // check refuses what can't be measured.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,20 +49,79 @@ func TestTune(t *testing.T) {
 	}
 }
 
+// A file that is replaced stays what it was: a link, with its mode. One that somebody else writes meanwhile stays.
+func TestTuneOutput(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "tuning.yaml"), filepath.Join(dir, "link")
+	if err := os.WriteFile(file, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("tuning.yaml", link); err != nil {
+		t.Fatal(err)
+	}
+	all := []tuned{{Name: "tuning.shm.eager", Value: "4096", MeasuredOn: "a test"}}
+	replace := tuneOptions{output: link, force: true}
+	out, err := replace.create(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := replace.save(t.Context(), out, all); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(text), "eager: 4096") {
+		t.Errorf("%v, %s", err, text)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if to, err := os.Readlink(link); err != nil || to != "tuning.yaml" {
+		t.Errorf("%s, %v", to, err)
+	}
+
+	fresh := tuneOptions{output: filepath.Join(dir, "fresh")}
+	if out, err = fresh.create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(fresh.output, []byte("somebody's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := fresh.save(t.Context(), out, all); err == nil || !strings.Contains(err.Error(), "is there already") {
+		t.Error(err)
+	}
+	if err := out.Abort(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(fresh.output); err != nil || string(text) != "somebody's" {
+		t.Errorf("%v, %s", err, text)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // What is wrong is told before anything is measured, and leaves no file.
 func TestTuneSaysWhatIsWrong(t *testing.T) {
 	dir := t.TempDir()
+	socket := filepath.Join(t.TempDir(), "socket")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
 	for _, c := range []struct{ flag, value, want string }{
 		{"--transport", "auto", `no transport "auto" to tune`},
 		{"--duration", "-1s", "--duration -1s: want more than 0"},
 		{"--iterations", "-1", "--iterations -1: want 0 or more"},
 		{"--warmup", "-1", "--warmup -1: want 0 or more"},
 		{"--set", "ibverbs.device=none", "tune ibverbs: "},
+		{"--output", dir, "is a directory: name a file in it"},
+		{"--output", socket, "is not a regular file"},
 	} {
-		args := []string{"tune", "--output", filepath.Join(dir, "tuning.yaml"), c.flag, c.value}
+		args := []string{"tune", "--force", "--iterations", "1", "--output", filepath.Join(dir, "tuning.yaml"), c.flag, c.value}
 		if c.flag == "--set" {
 			t.Setenv(asVerbena, "1")
-			args = append(args, "--transport", "ibverbs", "--iterations", "1")
+			args = append(args, "--transport", "ibverbs")
 		}
 		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s %s: %v\n%s", c.flag, c.value, err, out)

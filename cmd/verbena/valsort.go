@@ -111,7 +111,7 @@ func (v *validation) run(cmd *cobra.Command, files *dataset.Files, name string) 
 			defer stop()
 			_ = out.Abort(clean) // it does nothing once the summary is there; else there is a worse error
 		}()
-		save = func(s gensort.Summary) error { return writeSummary(ctx, out, s) }
+		save = func(s gensort.Summary) error { return writeOutput(ctx, out, s.Append(nil)) }
 	}
 	var r validated
 	if v.summaries {
@@ -147,16 +147,17 @@ func (v *validation) finish(out io.Writer, r validated, save func(gensort.Summar
 	return nil
 }
 
-// writeSummary writes a summary to an output that has been created.
-func writeSummary(ctx context.Context, out dataset.Output, s gensort.Summary) error {
-	if err := out.Prepare(ctx, gensort.SummarySize); err != nil {
+// writeOutput writes an output that has been created, and gives it its name.
+func writeOutput(ctx context.Context, out dataset.Output, content []byte) error {
+	size := int64(len(content))
+	if err := out.Prepare(ctx, size); err != nil {
 		return err
 	}
-	w, err := out.Part(ctx, 0, 0, gensort.SummarySize)
+	w, err := out.Part(ctx, 0, 0, size)
 	if err != nil {
 		return err
 	}
-	_, err = w.Write(s.Append(nil))
+	_, err = w.Write(content)
 	if err := errors.Join(err, w.Close()); err != nil {
 		return err
 	}
