@@ -119,16 +119,17 @@ func (r *Runtime) Stats() Stats {
 	s := Stats{Unavailable: map[string]error{}, Counters: map[string]map[string]uint64{}, Memory: memoryStats()}
 	index := map[*counters]int{}
 	for _, t := range r.transports {
-		if err := t.unavailable(); err != nil {
-			s.Unavailable[t.name] = err
+		l := t.listed.Load() // once: it may be listed anew meanwhile
+		if l.unavailable != nil {
+			s.Unavailable[t.name] = l.unavailable
+		}
+		for _, d := range l.devices {
+			index[&d.count] = len(s.Devices)
+			s.Devices = append(s.Devices, d.stats())
 		}
 		if counting, ok := t.provider.(rdma.CountingProvider); ok {
 			s.Counters[t.name] = counting.Counters()
 		}
-	}
-	for d := range r.devices() {
-		index[&d.count] = len(s.Devices)
-		s.Devices = append(s.Devices, d.stats())
 	}
 	index[&r.env.tcp] = len(s.Devices)
 	b := r.env.arriving
@@ -163,9 +164,10 @@ func (r *Runtime) Stats() Stats {
 		done[i] = c.past
 	}
 	for e := range r.endpoints {
-		i := index[e.count]
-		s.Devices[i].Endpoints++
-		done[i].merge(asked[e])
+		if i, ok := index[e.count]; ok { // otherwise its device has been listed since
+			s.Devices[i].Endpoints++
+			done[i].merge(asked[e])
+		}
 	}
 	for i := range done {
 		d, a := &s.Devices[i], &done[i]

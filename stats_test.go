@@ -190,6 +190,23 @@ func TestStatsHoldNoLock(t *testing.T) {
 	}
 }
 
+// A provider may list its devices, and an endpoint be set up on one, while Stats counts. What
+// that one carries is no other device's.
+func TestStatsOfNewDevice(t *testing.T) {
+	network := fake.NewNetwork()
+	r := newRuntime(t, Config{}, []rdma.Provider{fake.NewProvider("fake", network.NewDevice(fake.InfiniBand("a")))})
+	adoptTold(t, r, &counters{}, func() activity { return activity{stalls: 5} })
+	s := r.Stats()
+	if len(s.Devices) != 2 || s.Devices[0].Transport != "fake" {
+		t.Fatalf("%+v", s.Devices)
+	}
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.Stalls != 0 || d.Endpoints != 0 {
+			t.Errorf("%s counts %d stalls and %d endpoints of another device", d.Transport, d.Stalls, d.Endpoints)
+		}
+	}
+}
+
 // A device that is gone is told as such, and is not chosen again.
 func TestGoneDevice(t *testing.T) {
 	w := worlds[1]
