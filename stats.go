@@ -35,7 +35,7 @@ type DeviceStats struct {
 	// Attributes are what the device can do; zero for TCP.
 	Attributes rdma.Attributes
 
-	Endpoints int    // open now
+	Endpoints int    // that are not closed yet, also those that have ended
 	Opened    uint64 // endpoints ever
 	Failed    uint64 // endpoints that did not get connected
 
@@ -67,6 +67,9 @@ type EndpointStats struct {
 	Group         string // empty for the runtime's own
 	Began         time.Time
 	Selection     Selection // the transport, and why
+	// Err is that of [Endpoint.Err]: nil while the endpoint works, then why it has ended.
+	// It stays in the list until it is closed.
+	Err error
 
 	// As those of [DeviceStats].
 	Sent, Received Traffic
@@ -183,7 +186,8 @@ func (r *Runtime) open() []*Endpoint {
 	return slices.Collect(maps.Keys(r.endpoints))
 }
 
-// Endpoints returns the numbers of the endpoints that are open, the oldest first. It waits
+// Endpoints returns the numbers of the endpoints that are not closed yet, the oldest first. Err
+// tells which of them have ended. It waits
 // for each endpoint that just then copies a one-sided operation, as Stats does; the rest of
 // the runtime goes on meanwhile.
 func (r *Runtime) Endpoints() []EndpointStats {
@@ -205,7 +209,7 @@ func (r *Runtime) Endpoints() []EndpointStats {
 	for i := range open {
 		a, s := open[i].e.carrier.done(), &open[i].s
 		s.Sent, s.Received, s.Operations, s.Stalls, s.Stalled = a.sent, a.received, a.operations, a.stalls, a.stalled
-		s.Credits = open[i].e.carrier.credits()
+		s.Credits, s.Err = open[i].e.carrier.credits(), open[i].e.Err()
 		all[i] = *s
 	}
 	slices.SortFunc(all, func(a, b EndpointStats) int {

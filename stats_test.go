@@ -109,7 +109,15 @@ func TestEndpoints(t *testing.T) {
 		if e := &s[0]; e.Dialled || e.Selection.Transport != w.transport || e.Remote != b.RemoteAddr().String() {
 			t.Errorf("%+v", e)
 		}
-		_ = errors.Join(a.Close(), b.Close())
+		if c[0].Err != nil || s[0].Err != nil {
+			t.Errorf("ended by %v and %v", c[0].Err, s[0].Err)
+		}
+		_ = a.Close()
+		<-b.Done()
+		if s := p.server.Endpoints(); len(s) != 1 || !errors.Is(s[0].Err, ErrPeerClosed) {
+			t.Errorf("the peer has closed: %+v", s)
+		}
+		_ = b.Close()
 		if left := p.client.Endpoints(); len(left) != 0 || p.client.Stats().of(w.transport).Operations != want {
 			t.Errorf("left %+v, %+v", left, p.client.Stats())
 		}

@@ -29,7 +29,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	usable     = describe("device_usable", "1 while the device can be used, 0 once it is gone or if the provider has none.")
-	endpoints  = describe("endpoints", "Endpoints open now.")
+	endpoints  = describe("endpoints", "Endpoints that are not closed yet, also those that have ended.")
 	opened     = describe("endpoints_opened_total", "Endpoints that got connected.")
 	failed     = describe("endpoints_failed_total", "Endpoints that did not get connected.")
 	messages   = describe("messages_total", "Messages that Send handed to the transport and Receive returned.", "direction")

@@ -67,6 +67,18 @@ type told struct {
 
 type row map[string]any
 
+// text is a string of a row, empty if there is none.
+func (r row) text(key string) string {
+	s, _ := r[key].(string)
+	return s
+}
+
+// number is a number of a row, 0 if there is none.
+func (r row) number(key string) float64 {
+	n, _ := r[key].(float64)
+	return n
+}
+
 func parse(t *testing.T, body string) (all told) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(body), &all); err != nil {
@@ -143,7 +155,7 @@ func TestRuntime(t *testing.T) {
 	if d := find(t, all.Runtime.Devices, "transport", "fake"); d["device"] != "a" || d["usable"] != true || d["class"] != "infiniband" {
 		t.Errorf("%v", d)
 	}
-	if d := find(t, all.Runtime.Devices, "transport", "nothing"); d["usable"] != false || d["why"] == "" {
+	if d := find(t, all.Runtime.Devices, "transport", "nothing"); d["usable"] != false || !strings.Contains(d.text("why"), "without devices") {
 		t.Errorf("%v", d)
 	}
 	carried := row{"sent_messages": 3.0, "sent_bytes": 2100.0, "received_messages": 0.0, "puts": 1.0, "gets": 2.0, "atomics": 0.0, "one_sided_bytes": 2000.0, "stalls": 0.0, "stalled_seconds": 0.0}
@@ -154,10 +166,10 @@ func TestRuntime(t *testing.T) {
 		}
 	}
 	s := a.Selection()
-	if e := endpoint; e["peer"] != a.RemoteAddr().String() || e["transport"] != "fake" || e["device"] != "a" || e["why"] != s.Candidates[0].Reason || e["dialled"] != true || e["credits"].(float64) < 1 {
+	if e := endpoint; e["peer"] != a.RemoteAddr().String() || e["transport"] != "fake" || e["device"] != "a" || e["why"] != s.Candidates[0].Reason || e["dialled"] != true || e.number("credits") < 1 || e["ended"] != nil {
 		t.Errorf("%v", e)
 	}
-	if m := find(t, all.Runtime.Memory, "pool", "receive"); m["registered_bytes"] == 0.0 {
+	if m := find(t, all.Runtime.Memory, "pool", "receive"); m.number("registered_bytes") < 1 {
 		t.Errorf("%v", m)
 	}
 
@@ -259,7 +271,7 @@ func TestHostile(t *testing.T) {
 			}
 		},
 		endpoints: func() []verbena.EndpointStats {
-			return []verbena.EndpointStats{{Service: hostile, Remote: hostile, Group: hostile, Selection: verbena.Selection{
+			return []verbena.EndpointStats{{Service: hostile, Remote: hostile, Group: hostile, Err: errors.New(hostile), Selection: verbena.Selection{
 				Transport: hostile, Rule: hostile, OneSided: hostile, Candidates: []verbena.Candidate{{Transport: hostile, Reason: hostile}, {Transport: "tcp", Chosen: true, Reason: hostile}},
 			}}}
 		},
@@ -276,7 +288,7 @@ func TestHostile(t *testing.T) {
 		t.Errorf("%d of them are there:\n%s", n, body)
 	}
 	_, body = get(http.MethodGet, "/status.json")
-	if e := find(t, parse(t, body).Runtime.Endpoints, "service", hostile); strings.Contains(body, "<") || e["why"] != hostile+" (by rule "+hostile+")" {
+	if e := find(t, parse(t, body).Runtime.Endpoints, "service", hostile); strings.Contains(body, "<") || e["why"] != hostile+" (by rule "+hostile+")" || e["ended"] != hostile {
 		t.Errorf("%v\n%s", e, body)
 	}
 }

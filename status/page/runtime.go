@@ -102,11 +102,11 @@ func carriedBy(sent, received verbena.Traffic, o verbena.Operations, stalls uint
 	return []any{sent.Messages, sent.Bytes, received.Messages, received.Bytes, o.Puts, o.Gets, o.Atomics, o.Bytes, stalls, stalled}
 }
 
-// endpoints are those that are open, with why they have their transports.
+// endpoints are those that are not closed, with why they have their transports, and have ended.
 func endpoints(all []verbena.EndpointStats) status.Table {
 	t := status.Table{Name: "endpoints", Title: "Endpoints", Empty: "No endpoint is open.", Columns: slices.Concat([]status.Column{
 		{Key: "service", Title: "Service"}, {Key: "peer", Title: "Peer"}, {Key: "local", Title: "This side"}, {Key: "group", Title: "Group"},
-		{Key: "dialled", Title: "Dialled here"}, {Key: "age_seconds", Title: "Open for"},
+		{Key: "dialled", Title: "Dialled here"}, {Key: "age_seconds", Title: "Open for"}, {Key: "ended", Title: "Has ended"},
 		{Key: "transport", Title: "Transport"}, {Key: "device", Title: "Device"}, {Key: "why", Title: "Why"}, {Key: "left", Title: "Left out"}, {Key: "one_sided", Title: "One-sided operations"},
 		{Key: "credits", Title: "Credits", Unit: "messages"},
 	}, carried)}
@@ -114,15 +114,15 @@ func endpoints(all []verbena.EndpointStats) status.Table {
 	for i := range all {
 		e := &all[i]
 		why, left := reasons(&e.Selection)
-		row := []any{e.Service, e.Remote, e.Local, nil, e.Dialled, now.Sub(e.Began), e.Selection.Transport, nil, why, left, e.Selection.OneSided, nil}
+		row := []any{e.Service, e.Remote, e.Local, nil, e.Dialled, now.Sub(e.Began), e.Err, e.Selection.Transport, nil, why, left, e.Selection.OneSided, nil}
 		if e.Group != "" {
 			row[3] = e.Group
 		}
 		if e.Selection.Device != "" {
-			row[7] = e.Selection.Device
+			row[8] = e.Selection.Device
 		}
 		if e.Credits >= 0 {
-			row[11] = e.Credits
+			row[12] = e.Credits
 		}
 		t.Rows = append(t.Rows, append(row, carriedBy(e.Sent, e.Received, e.Operations, e.Stalls, e.Stalled)...))
 	}
