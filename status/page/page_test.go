@@ -191,7 +191,7 @@ func TestRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, body = get(http.MethodGet, "/?json")
-	if r := parse(t, body).Runtime; !r.Closed || r.Note == "" || len(r.Endpoints) != 0 || find(t, r.Traffic, "transport", "fake")["sent_bytes"] != 2100.0 {
+	if r := parse(t, body).Runtime; !r.Closed || !strings.Contains(r.Note, "no new endpoint") || len(r.Endpoints) != 0 || find(t, r.Traffic, "transport", "fake")["sent_bytes"] != 2100.0 {
 		t.Errorf("%+v", r)
 	}
 	if _, body := get(http.MethodGet, "/"); !strings.Contains(body, `<p class="note">The runtime is closed`) || !strings.Contains(body, "No endpoint is open.") {
@@ -290,6 +290,29 @@ func TestHostile(t *testing.T) {
 	_, body = get(http.MethodGet, "/status.json")
 	if e := find(t, parse(t, body).Runtime.Endpoints, "service", hostile); strings.Contains(body, "<") || e["why"] != hostile+" (by rule "+hostile+")" || e["ended"] != hostile {
 		t.Errorf("%v\n%s", e, body)
+	}
+}
+
+// TestMemoryLimit has a limit, and none: what is then left of it is null, not 0.
+func TestMemoryLimit(t *testing.T) {
+	for _, test := range []struct {
+		memory verbena.MemoryStats
+		want   row
+	}{
+		{verbena.MemoryStats{Pressure: "calm"}, row{"memory_limit_bytes": nil, "memory_limit_of": nil, "memory_used_bytes": nil, "memory_room_bytes": nil}},
+		{verbena.MemoryStats{Pressure: "critical", Limit: 9, LimitOf: "machine", Used: 9}, row{"memory_limit_bytes": 9.0, "memory_limit_of": "machine", "memory_used_bytes": 9.0, "memory_room_bytes": 0.0}},
+	} {
+		r := source{func() verbena.Stats { return verbena.Stats{Memory: test.memory} }, func() []verbena.EndpointStats { return nil }}
+		_, body := serve(t, New(Config{Sources: []status.Source{r}}))(http.MethodGet, "/status.json")
+		var all struct{ Runtime row }
+		if err := json.Unmarshal([]byte(body), &all); err != nil {
+			t.Fatal(err)
+		}
+		for key, want := range test.want {
+			if got, there := all.Runtime[key]; !there || got != want {
+				t.Errorf("%s is %v (%t), want %v", key, got, there, want)
+			}
+		}
 	}
 }
 

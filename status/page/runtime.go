@@ -1,7 +1,6 @@
 package page
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,17 +22,21 @@ type source struct {
 func (r source) Status() status.Section {
 	s := r.stats()
 	m := s.Memory
+	var limit, of, used, room any // nil: no limit is known
+	if m.Limit > 0 {
+		limit, of, used, room = m.Limit, m.LimitOf, m.Used, m.Room
+	}
 	section := status.Section{Name: "runtime", Title: "Runtime", Facts: []status.Fact{
 		{Column: status.Column{Key: "closed", Title: "Closed"}, Value: s.Closed},
 		{Column: status.Column{Key: "memory_pressure", Title: "Memory's pressure"}, Value: strings.TrimSuffix(m.Pressure+": "+m.Why, ": ")},
-		{Column: status.Column{Key: "memory_limit_bytes", Title: "Memory's limit", Unit: status.Bytes}, Value: m.Limit},
-		{Column: status.Column{Key: "memory_limit_of", Title: "Which is that of"}, Value: cmp.Or(m.LimitOf, "nobody")},
-		{Column: status.Column{Key: "memory_used_bytes", Title: "Used of it by all", Unit: status.Bytes}, Value: m.Used},
-		{Column: status.Column{Key: "memory_room_bytes", Title: "Left", Unit: status.Bytes}, Value: m.Room},
+		{Column: status.Column{Key: "memory_limit_bytes", Title: "Memory's limit", Unit: status.Bytes}, Value: limit},
+		{Column: status.Column{Key: "memory_limit_of", Title: "Which is that of"}, Value: of},
+		{Column: status.Column{Key: "memory_used_bytes", Title: "Used of it by all", Unit: status.Bytes}, Value: used},
+		{Column: status.Column{Key: "memory_room_bytes", Title: "Left", Unit: status.Bytes}, Value: room},
 		{Column: status.Column{Key: "memory_stalled_seconds", Title: "Waited for memory"}, Value: m.Stalled},
 	}}
 	if s.Closed {
-		section.Note = "The runtime is closed, or closes: nothing is sent or received any more."
+		section.Note = "The runtime is closed, or closes: it sets up no new endpoint, and those that are left come to their end."
 	}
 	section.Tables = []status.Table{devices(&s), traffic(&s), endpoints(r.endpoints()), pools(&s), memory(&s), counters(&s)}
 	return section
