@@ -41,6 +41,11 @@ type told struct {
 	sources    []status.Source // of the page, beside the runtime
 }
 
+const (
+	answering = 30 * time.Second // a client that reads nothing for so long has gone
+	keeping   = 5 * time.Minute  // connections without a request; Prometheus asks every minute or more often
+)
+
 // serveMetrics starts to serve at address, if it is not empty.
 func serveMetrics(ctx context.Context, address string, of told) (*metricsServer, error) {
 	if address == "" {
@@ -62,10 +67,14 @@ func serveMetrics(ctx context.Context, address string, of told) (*metricsServer,
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) { // by another method
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
+	})
 	mux.Handle("/", page.New(page.Config{Command: of.command, Version: version(), Runtime: of.runtime, Sources: of.sources}))
 	m := &metricsServer{
 		address: l.Addr().String(), ended: make(chan error, 1),
-		server: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second},
+		server: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: answering, IdleTimeout: keeping},
 	}
 	go func() { m.ended <- m.server.Serve(l) }()
 	return m, nil

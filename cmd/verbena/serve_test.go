@@ -1,9 +1,38 @@
 package main
 
 import (
+	"net/http"
 	"runtime"
 	"testing"
 )
+
+// The metrics are read, and nothing else; who reads nothing, or asks nothing more, keeps no
+// connection.
+func TestMetricsServer(t *testing.T) {
+	m, err := serveMetrics(t.Context(), "127.0.0.1:0", told{command: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for method, want := range map[string]int{http.MethodGet: http.StatusOK, http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed, http.MethodDelete: http.StatusMethodNotAllowed} {
+		request, err := http.NewRequestWithContext(t.Context(), method, "http://"+m.address+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Close = true
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != want || (want != http.StatusOK) != (answer.Header.Get("Allow") == "GET, HEAD") {
+			t.Errorf("%s: %s, %v", method, answer.Status, answer.Header)
+		}
+	}
+	if s := m.server; s.ReadHeaderTimeout <= 0 || s.WriteTimeout <= 0 || s.IdleTimeout <= 0 {
+		t.Errorf("a client may stay for ever: %s for its request, %s for the answer, %s between", s.ReadHeaderTimeout, s.WriteTimeout, s.IdleTimeout)
+	}
+}
 
 func TestThreadsOfANameNode(t *testing.T) {
 	was := runtime.GOMAXPROCS(1)
