@@ -41,6 +41,7 @@ func TestDeafPeersEnd(t *testing.T) {
 				must(t, err)
 				defer ep.Close()
 				honest := dialNative(t, f.nodes[0])
+				honest.ctx = ctx // it waits until the other one has ended
 				for tag := uint32(1); err == nil; tag++ {
 					if name == "hellos" {
 						tag = 0
