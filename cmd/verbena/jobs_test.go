@@ -23,6 +23,7 @@ import (
 
 	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
+	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/gensort"
 	"github.com/verbena-data/verbena/internal/testneed"
@@ -240,6 +241,29 @@ func TestSummaryInPlaceOfTheInput(t *testing.T) {
 		}
 		if out, err := run(t, "", "valsort", "-s", other); err != nil || !strings.HasPrefix(out, "Records: 1\n") {
 			t.Errorf("%s: %v\n%s", other, err, out)
+		}
+	}
+}
+
+// TestOnlyAnAbsentNameNodeIsAskedFor asks for a NameNode where none has answered: not behind a refusal, nor an interrupt.
+func TestOnlyAnAbsentNameNodeIsAskedFor(t *testing.T) {
+	unreached := fmt.Errorf("connection refused: %w", hdfs.ErrNoNameNode)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for _, c := range []struct {
+		ctx         context.Context
+		err         error
+		fails, asks bool
+	}{
+		{t.Context(), unreached, true, true},
+		{ended, unreached, true, false},
+		{t.Context(), &hdfs.ServerError{Class: exception.Standby, Message: "in standby"}, true, false},
+		{t.Context(), os.ErrPermission, false, false},
+		{t.Context(), nil, false, false},
+	} {
+		err := absent(c.ctx, c.err)
+		if (err != nil) != c.fails || c.fails && (!errors.Is(err, hdfs.ErrNoNameNode) || strings.Contains(err.Error(), "is a NameNode running there?") != c.asks) {
+			t.Errorf("%v: %v", c.err, err)
 		}
 	}
 }

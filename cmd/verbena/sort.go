@@ -258,8 +258,19 @@ func answers(ctx context.Context, cfg hdfs.ClientConfig) (err error) {
 		return err
 	}
 	defer closing(&err, client)
-	if _, err = client.Stat(ctx, "/"); errors.Is(err, hdfs.ErrNoNameNode) {
-		return fmt.Errorf("%w: is a NameNode running there? hdfs://HOST:PORT/PATH names it", err)
+	_, err = client.Stat(ctx, "/")
+	return absent(ctx, err)
+}
+
+// absent is the error of a call that no NameNode has served, or nil. It asks for a NameNode
+// unless one has refused the call, or the call was ended from here.
+func absent(ctx context.Context, err error) error {
+	var refused *hdfs.ServerError
+	switch {
+	case !errors.Is(err, hdfs.ErrNoNameNode):
+		return nil // what else is wrong the call for the file tells
+	case ctx.Err() != nil || errors.As(err, &refused):
+		return err
 	}
-	return nil
+	return fmt.Errorf("%w: is a NameNode running there? hdfs://HOST:PORT/PATH names it", err)
 }

@@ -337,3 +337,24 @@ func TestGetIntoWhatIsMissing(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 }
+
+// Only where nobody has answered a NameNode may be missing: not behind a NameNode's refusal, nor an interrupt.
+func TestOnlyAnAbsentNameNodeIsAskedFor(t *testing.T) {
+	unreached := fmt.Errorf("connection refused: %w", hdfs.ErrNoNameNode)
+	for _, c := range []struct {
+		err, ended error
+		want       bool
+	}{
+		{unreached, nil, true},
+		{unreached, errors.New("interrupted"), false},
+		{&hdfs.ServerError{Class: exception.Standby, Message: "in standby"}, nil, false},
+		{&hdfs.ServerError{Class: exception.Retriable, Message: "later"}, nil, false},
+	} {
+		var said strings.Builder
+		s := &session{verb: "ls", errOut: &said, ended: func() error { return c.ended }}
+		_ = s.say(c.err) // that it has told
+		if got := strings.Contains(said.String(), "is a NameNode running there?"); got != c.want || said.Len() == 0 {
+			t.Errorf("%v, ended by %v: %s", c.err, c.ended, &said)
+		}
+	}
+}

@@ -132,11 +132,12 @@ func (s *session) say(err error) error {
 	}
 	f := &Failure{1, s.explained(err)}
 	verb := s.verb
-	if errors.Is(err, hdfs.ErrNoNameNode) && s.ended != nil && s.ended() == nil {
+	var refused *hdfs.ServerError
+	answered := errors.As(err, &refused)
+	if errors.Is(err, hdfs.ErrNoNameNode) && !answered && s.ended != nil && s.ended() == nil {
 		f.text += ": is a NameNode running there? --namenode names another one"
 	}
-	var refused *hdfs.ServerError
-	if errors.As(err, &usage{}) || errors.As(err, &refused) && errors.Is(err, fs.ErrInvalid) {
+	if errors.As(err, &usage{}) || answered && errors.Is(err, fs.ErrInvalid) {
 		f.Code, verb = 255, "-"+verb
 	}
 	fmt.Fprintf(s.errOut, "%s: %s\n", verb, f.text)
