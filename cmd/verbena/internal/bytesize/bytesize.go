@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Size is a number of bytes as a flag: 512MiB, 2G, 64k, 65536.
+// Size is a number of bytes as a flag: 512MiB, 2G, 64k, 65536. Numbers are as those of
+// other flags: 0x10000 and 1_000_000 are some, too.
 type Size int64
 
 var units = []struct {
@@ -24,12 +25,16 @@ var errSize = errors.New("want bytes, such as 512MiB or 2G")
 
 // Set parses it.
 func (s *Size) Set(text string) error {
+	hex := strings.HasPrefix(text, "0x") || strings.HasPrefix(text, "0X")
 	for _, u := range units {
 		digits, ok := strings.CutSuffix(text, u.suffix)
-		if !ok {
+		if !ok || hex && u.suffix == "B" { // that is a digit
 			continue
 		}
-		n, err := strconv.ParseInt(digits, 10, 64)
+		if strings.HasPrefix(digits, "+") {
+			break
+		}
+		n, err := strconv.ParseInt(digits, 0, 64)
 		if err != nil || n < 0 || n > (1<<62)/u.bytes {
 			break
 		}

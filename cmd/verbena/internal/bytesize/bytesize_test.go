@@ -5,7 +5,7 @@ import "testing"
 func TestSize(t *testing.T) {
 	for text, want := range map[string]Size{
 		"0": 0, "7": 7, "7B": 7, "1K": 1 << 10, "1KiB": 1 << 10, "512MiB": 512 << 20, "2G": 2 << 30, "2GiB": 2 << 30, "3M": 3 << 20, "1T": 1 << 40, "1m": 1 << 20, "4TiB": 4 << 40,
-		"4194304TiB": 1 << 62,
+		"4194304TiB": 1 << 62, "0x8000000": 128 << 20, "0x1B": 27, "0XB": 11, "0x10KiB": 16 << 10, "1_000_000": 1_000_000, "010": 8, "0B": 0,
 	} {
 		var s Size
 		if err := s.Set(text); err != nil || s != want {
@@ -17,7 +17,7 @@ func TestSize(t *testing.T) {
 			t.Errorf("%d says %s, which is %d: %v", s, s.String(), again, err)
 		}
 	}
-	for _, text := range []string{"", "B", "GiB", "-1", "-1K", "1.5G", "1 G", "1gb", "1GB", "much", "4194305TiB", "9223372036854775807K", "99999999999999999999"} {
+	for _, text := range []string{"", "B", "GiB", "-1", "-1K", "1.5G", "1 G", "1gb", "1GB", "much", "4194305TiB", "9223372036854775807K", "99999999999999999999", "+5", "+5K", "09"} {
 		s := Size(5)
 		if err := s.Set(text); err == nil || s != 5 {
 			t.Errorf("%q is taken: %d", text, s)
