@@ -87,6 +87,9 @@ of the input by the time of the whole command; their CPU seconds are those of al
 				cfg.Transports = usable
 			}
 			for _, transport := range cfg.Transports {
+				if transport == verbena.TransportAuto {
+					return fmt.Errorf("--transports auto: each row is of one transport: choose of %s", strings.Join(usable, ", "))
+				}
 				if !slices.Contains(usable, transport) {
 					return fmt.Errorf("--transports %s: this host has no device of it: verbena info says why", transport)
 				}
@@ -145,7 +148,7 @@ func demoSizes(cfg *demo.Config, quick bool) error {
 	if quick {
 		cfg.Share = 10
 		cfg.Creates = max(1, cfg.Creates/10)
-		cfg.LargeFile /= 10
+		cfg.LargeFile = max(1, cfg.LargeFile/10)
 		cfg.Records = max(1, cfg.Records/10)
 	}
 	return nil

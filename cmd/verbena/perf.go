@@ -233,13 +233,11 @@ func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err er
 
 // check refuses numbers that no measurement can have. Zero is a default where a flag says so.
 func (p *perfOptions) check() error {
-	for _, t := range []struct {
-		flag  string
-		value time.Duration
-	}{{"--duration", p.amount.Duration}, {"--timeout", p.timeout}} {
-		if t.value <= 0 {
-			return fmt.Errorf("%s %s: want more than 0", t.flag, t.value)
-		}
+	if err := checkDuration(p.amount); err != nil {
+		return err
+	}
+	if p.timeout <= 0 {
+		return fmt.Errorf("--timeout %s: want more than 0", p.timeout)
 	}
 	if p.amount.Pause < 0 {
 		return fmt.Errorf("--pause %s: want 0 or more", p.amount.Pause)
@@ -266,6 +264,14 @@ func (p *perfOptions) check() error {
 				return fmt.Errorf("%s %d: want %d or more", n.flag, value, n.least)
 			}
 		}
+	}
+	return nil
+}
+
+// checkDuration refuses times that no measurement can take. A number of messages replaces the time.
+func checkDuration(a perf.Amount) error {
+	if a.Duration < 0 || a.Duration == 0 && a.Iterations <= 0 {
+		return fmt.Errorf("--duration %s: want more than 0", a.Duration)
 	}
 	return nil
 }

@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/cmd/verbena/internal/perf"
 )
 
 // Without a server, perf starts one in a process of its own.
@@ -116,6 +119,21 @@ func TestPerfServerEndsWithItsClient(t *testing.T) {
 				t.Error("it ended before it was killed")
 			}
 		})
+	}
+}
+
+func TestDurationAndIterations(t *testing.T) {
+	for _, c := range []struct {
+		duration   time.Duration
+		iterations int
+		taken      bool
+	}{{0, 0, false}, {0, 1, true}, {-1, 1, false}, {1, 0, true}} {
+		amount := perf.Amount{Duration: c.duration, Iterations: c.iterations}
+		tune := tuneOptions{amount: amount}
+		measure := perfOptions{amount: amount, timeout: 1, connections: []int{1}, posters: []int{1}}
+		if a, b := tune.check(), measure.check(); (a == nil) != c.taken || (b == nil) != c.taken {
+			t.Errorf("%+v: tune says %v, perf %v", c, a, b)
+		}
 	}
 }
 

@@ -159,9 +159,10 @@ func (t *tuneOptions) check() error {
 			return fmt.Errorf("there is no transport %q to tune: choose of %s", transport, strings.Join(all, ", "))
 		}
 	}
+	if err := checkDuration(t.amount); err != nil {
+		return err
+	}
 	switch {
-	case t.amount.Duration <= 0:
-		return fmt.Errorf("--duration %s: want more than 0", t.amount.Duration)
 	case t.amount.Iterations < 0:
 		return fmt.Errorf("--iterations %d: want 0 or more", t.amount.Iterations)
 	case t.amount.Warmup < 0:

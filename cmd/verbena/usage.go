@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -30,11 +31,24 @@ func teachArguments(c *cobra.Command) {
 	}
 	check := c.Args
 	c.Args = func(c *cobra.Command, args []string) error {
-		if check(c, args) == nil {
+		wrong := check(c, args)
+		switch {
+		case wrong == nil:
 			return nil
+		case c.HasAvailableSubCommands() && strings.HasPrefix(wrong.Error(), "unknown command"):
+			return unknownCommand(c, args[0], wrong)
 		}
 		return fmt.Errorf("%d arguments: usage: %s", len(args), c.UseLine())
 	}
+}
+
+// unknownCommand tells which command below c is near to a name.
+func unknownCommand(c *cobra.Command, name string, err error) error {
+	c.SuggestionsMinimumDistance = max(c.SuggestionsMinimumDistance, 2) // as cobra has it
+	if near := c.SuggestionsFor(name); len(near) > 0 {
+		return fmt.Errorf("%w: did you mean %s?", err, strings.Join(near, " or "))
+	}
+	return fmt.Errorf("%w: %s --help lists the commands", err, c.CommandPath())
 }
 
 // wanted is what flags take, by the name of their type.
@@ -47,6 +61,9 @@ var wanted = map[string]string{
 func flagError(c *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
+		if errors.Is(err, strconv.ErrRange) {
+			return fmt.Errorf("--%s %s: the number is out of range", invalid.GetFlag().Name, invalid.GetValue())
+		}
 		if want, ok := wanted[invalid.GetFlag().Value.Type()]; ok {
 			return fmt.Errorf("--%s %s: want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 		}
@@ -69,9 +86,7 @@ func execute(ctx context.Context, root *cobra.Command, args []string) error {
 	}
 	var name string
 	if _, scan := fmt.Sscanf(none.Error(), "unknown command %q", &name); scan == nil {
-		if near := root.SuggestionsFor(name); len(near) > 0 {
-			return fmt.Errorf("%w: did you mean %s?", none, strings.Join(near, " or "))
-		}
+		return unknownCommand(root, name, none)
 	}
 	return fmt.Errorf("%w: verbena --help lists the commands", none)
 }

@@ -405,7 +405,7 @@ func TestUsageErrors(t *testing.T) {
 		{"demo --large-file -1", "--large-file -1: want bytes"},
 		{"demo --replication 0", "--replication is 0"},
 		{"demo --tree /nonexistent", "--tree /nonexistent is no directory"},
-		{"demo --transports auto", "no device of it"},
+		{"demo --transports auto", "each row is of one transport: choose of "},
 		{"fs --namenode 127.0.0.1:1 ls /", "connection refused: is a NameNode running there? --namenode names another one"},
 		{"fs --namenode 127.0.0.1:1 --transport carrier-pigeon ls /", `no transport "carrier-pigeon": choose auto, `},
 		{"demo --quick --transports tcp,carrier-pigeon", "carrier-pigeon"},
@@ -418,6 +418,10 @@ func TestUsageErrors(t *testing.T) {
 		{"up --listen 127.0.0.1:0 --native-memory -1", "--native-memory"},
 		{"datanode --listen 127.0.0.1:0 --native-memory -1", "--native-memory"},
 		{"namenode check", "there is no journal"},
+		{"namenode chekc", `unknown command "chekc" for "verbena namenode": did you mean check?`},
+		{"namenode nonsense", "verbena namenode --help lists the commands"},
+		{"perf a b", "2 arguments: usage: verbena perf "},
+		{"up --datanodes 99999999999999999999", "--datanodes 99999999999999999999: the number is out of range"},
 		{"namenode recover", "there is no journal"},
 		{"nonsense", `unknown command "nonsense" for "verbena": verbena --help lists the commands`},
 		{"pefr", "did you mean perf?"},
@@ -449,6 +453,14 @@ func TestUsageErrors(t *testing.T) {
 				t.Errorf("%v, want %q; it printed %s", err, test.want, out)
 			}
 		})
+	}
+}
+
+// A tenth of little is something.
+func TestQuickDemoOfLittle(t *testing.T) {
+	cfg := demo.Config{Creates: 5, Workers: 1, DataNodes: 1, Replicas: 1, LargeFile: 5, Records: 5}
+	if err := demoSizes(&cfg, true); err != nil || cfg.Creates != 1 || cfg.LargeFile != 1 || cfg.Records != 1 {
+		t.Errorf("%+v, %v", cfg, err)
 	}
 }
 
