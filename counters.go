@@ -46,15 +46,21 @@ func (a *activity) merge(b activity) {
 	a.stalled += b.stalled
 }
 
-// stalls count the waits of a sender, and their time.
+// stalls count the waits of a sender, and their time. Nil counts none.
 type stalls struct{ count, nanoseconds atomic.Uint64 }
 
 func (s *stalls) begin() (began time.Time) {
-	s.count.Add(1)
+	if s != nil {
+		s.count.Add(1)
+	}
 	return time.Now()
 }
 
-func (s *stalls) end(began time.Time) { s.nanoseconds.Add(uint64(time.Since(began))) }
+func (s *stalls) end(began time.Time) {
+	if s != nil {
+		s.nanoseconds.Add(uint64(time.Since(began)))
+	}
+}
 
 func (s *stalls) total() (uint64, time.Duration) {
 	return s.count.Load(), time.Duration(s.nanoseconds.Load())

@@ -146,6 +146,7 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 			s.flights.Wait(f)
 		}
 		s.mu.Unlock()
+		began := s.asks.messages.wait.begin()
 		s.w.sleep()
 		select {
 		case <-f.wake:
@@ -153,6 +154,7 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 		case <-s.e.done:
 		}
 		s.w.awake()
+		s.asks.messages.wait.end(began)
 		s.mu.Lock()
 	}
 }

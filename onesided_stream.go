@@ -165,7 +165,7 @@ func (s *stream) askPiece(ctx context.Context, set *onesided.Set, o *operation, 
 		return s.e.err
 	}
 	defer func() { <-turn }()
-	if err := via.waitBacklog(ctx, s.e.done, backlogLimit); err != nil {
+	if err := via.waitBacklog(ctx, s.e.done, backlogLimit, &s.wait); err != nil {
 		return err
 	}
 	q.mu.Lock()

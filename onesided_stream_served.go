@@ -101,7 +101,7 @@ func (s *stream) serve() {
 			return
 		}
 		via := a.via
-		if via.waitBacklog(context.Background(), s.e.done, backlogLimit) != nil {
+		if via.waitBacklog(context.Background(), s.e.done, backlogLimit, nil) != nil {
 			if via.aside {
 				continue
 			}

@@ -155,6 +155,108 @@ func TestStalls(t *testing.T) {
 	})
 }
 
+// clog has a stream look as if it had more to write than may wait, until the function that it
+// returns is called.
+func clog(s *stream) (unclog func()) {
+	add := func(n int) {
+		s.mu.Lock()
+		s.pending += n
+		s.mu.Unlock()
+	}
+	add(backlogLimit)
+	return func() {
+		add(-backlogLimit)
+		notify(s.drained)
+	}
+}
+
+// A Put that waits for the connection is a stall, also on the lane. An answer that waits is
+// none, nor is a Close.
+func TestStallsOverTCP(t *testing.T) {
+	w := worldOf(t, "tcp")
+	p := w.pair(t, Config{}, ListenConfig{})
+	a, b := p.connect(t, w.transport)
+	_, token := exposeTo(t, b, 4096, allRights)
+	if err := a.Get(p.ctx, token, 0, make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := a.carrier.(*stream), b.carrier.(*stream)
+	unclog := clog(ours.lane.Load().stream)
+	ended := make(chan error, 1)
+	go func() { ended <- a.Put(p.ctx, token, 0, make([]byte, 8)) }()
+	p.until(t, "the Put waits", func() bool { return p.client.Endpoints()[0].Stalls > 0 })
+	unclog()
+	if err := <-ended; err != nil || p.client.Endpoints()[0].Stalled == 0 {
+		t.Errorf("%v, %+v", err, p.client.Endpoints())
+	}
+
+	lane := theirs.lane.Load().stream
+	unclog = clog(lane)
+	notify(lane.drained) // who waits takes it
+	go func() { ended <- a.Get(p.ctx, token, 0, make([]byte, 8)) }()
+	p.until(t, "the answer waits", func() bool { return len(lane.drained) == 0 })
+	unclog()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	clog(theirs)
+	if err := b.closeWithin(whileSending{p.ctx, b}); err != nil {
+		t.Error(err)
+	}
+	if s := p.server.Stats().of(w.transport); s.Stalls != 0 {
+		t.Errorf("%d answers and Closes are counted as stalls", s.Stalls)
+	}
+}
+
+// A Put that waits for its turn to get places in the send queue is a stall.
+func TestStallsForPlaces(t *testing.T) {
+	w := worlds[1]
+	p := w.pair(t, Config{}, ListenConfig{})
+	a, b := p.connect(t, w.transport)
+	_, token := exposeTo(t, b, 4096, allRights)
+	if err := a.Put(p.ctx, token, 0, make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	s := a.carrier.(*shell)
+	s.mu.Lock()
+	first := newFlight(a, s.t.Spin)
+	s.flights.Wait(first)
+	s.mu.Unlock()
+	ctx, cancel := context.WithCancel(p.ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- a.Put(ctx, token, 0, make([]byte, 8)) }()
+	p.until(t, "the Put waits", func() bool { return p.client.Endpoints()[0].Stalls > 0 })
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) || p.client.Endpoints()[0].Stalled == 0 {
+		t.Errorf("%v, %+v", err, p.client.Endpoints())
+	}
+	s.mu.Lock()
+	s.leaveLine(first, true)
+	s.mu.Unlock()
+}
+
+// whileSending is over for who has the turn to send.
+type whileSending struct {
+	context.Context
+	e *Endpoint
+}
+
+func (c whileSending) Done() <-chan struct{} {
+	if len(c.e.sendLock) == 0 {
+		return nil
+	}
+	over := make(chan struct{})
+	close(over)
+	return over
+}
+
+func (c whileSending) Err() error {
+	if len(c.e.sendLock) == 0 {
+		return nil
+	}
+	return context.Canceled
+}
+
 // told is a carrier that only tells of itself.
 type told struct {
 	carrier

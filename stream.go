@@ -48,8 +48,8 @@ type stream struct {
 	flushing bool
 	writeErr error
 	drained  chan struct{} // one token when backlog got shorter
-	wait     stalls
-	traffic  Traffic // sent
+	wait     stalls        // of messages and operations, also those that go by the lane
+	traffic  Traffic       // sent
 	direct   directWriter
 	scratch  [frameHeader + MaxHeader + coalesceLimit]byte
 	bye      bool // the goodbye is out

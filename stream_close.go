@@ -43,7 +43,7 @@ func (s *stream) goodbye(ctx context.Context) error {
 	if err := s.sayGoodbye(); err != nil && !peerClosed {
 		return lost(err)
 	}
-	if err := s.waitBacklog(ctx, nil, 1); err != nil {
+	if err := s.waitBacklog(ctx, nil, 1, nil); err != nil {
 		if peerClosed { // it wants nothing any more
 			return nil
 		}

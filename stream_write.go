@@ -15,7 +15,7 @@ const (
 )
 
 func (s *stream) send(ctx context.Context, p parcel) error {
-	return s.writeMessage(p, func() error { return s.waitBacklog(ctx, s.e.done, backlogLimit) })
+	return s.writeMessage(p, func() error { return s.waitBacklog(ctx, s.e.done, backlogLimit, &s.wait) })
 }
 
 // writeMessage writes a message in fragments. It calls wait before each.
@@ -59,8 +59,8 @@ func (s *stream) unwritten() int {
 }
 
 // waitBacklog waits until less than limit bytes are left to be written, or
-// ended is closed.
-func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit int) error {
+// ended is closed. The wait counts as one of a sender in waits, unless that is nil.
+func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit int, waits *stalls) error {
 	for waited := false; ; waited = true {
 		s.mu.Lock()
 		n, err := s.unwritten(), s.writeErr
@@ -77,7 +77,7 @@ func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit i
 		if n < limit {
 			return nil
 		}
-		began := s.wait.begin()
+		began := waits.begin()
 		select {
 		case <-s.drained:
 		case <-ctx.Done():
@@ -85,7 +85,7 @@ func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit i
 		case <-ended:
 			err = s.e.err
 		}
-		s.wait.end(began)
+		waits.end(began)
 		if err != nil {
 			return err
 		}
