@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -29,8 +30,9 @@ func TestAtomicsInUnalignedMemory(t *testing.T) {
 		r := registered(b, words, shift)
 		second := r.Address() + uint64(8-shift)
 		a.send(rdma.SendRequest{ID: 1, Op: rdma.OpFetchAdd, Flags: rdma.Signaled, CompareAdd: 5, SGEs: a.sge(0, 8), Remote: rdma.Remote{Address: second, Key: r.Key()}})
-		if c := next(t, a.sends); c.Status != rdma.StatusSuccess || words[1] != 5 {
-			t.Errorf("%d bytes behind: %+v, the word is %d", shift, c, words[1])
+		c := next(t, a.sends)
+		if word := atomic.LoadUint64(&words[1]); c.Status != rdma.StatusSuccess || word != 5 {
+			t.Errorf("%d bytes behind: %+v, the word is %d", shift, c, word)
 		}
 	}
 }
