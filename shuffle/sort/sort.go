@@ -58,7 +58,7 @@ type Result struct {
 }
 
 // MinMemory is the least memory of a process with one thread.
-const MinMemory = together.Overhead + 20<<20
+const MinMemory = together.Overhead + 19<<20
 
 // Divide gives a process's memory, in bytes, to the exchange, as [shuffle.Config.Memory], and to sorting, as
 // [Config.Memory]. What the program itself takes is neither's. threads is that of the exchange. It fails if memory is less

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/verbena-data/verbena"
@@ -99,7 +100,8 @@ func (h *Handler) process() status.Section {
 //go:embed page.html
 var text string
 
-var page = template.Must(template.New("page").Parse(text))
+// page is parsed when a browser asks first: most processes serve none, and each pays for what it keeps.
+var page = sync.OnceValue(func() *template.Template { return template.Must(template.New("page").Parse(text)) })
 
 // mostRows is how many rows of a table a browser is given. JSON has all.
 const mostRows = 100
@@ -166,7 +168,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Has("still") {
 			v.Refresh = 0
 		}
-		err = page.Execute(&b, v)
+		err = page().Execute(&b, v)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -4,7 +4,7 @@ import "fmt"
 
 // Overhead is what a process takes beside what Divide gives out, in bytes: the program,
 // its heap, the runtime's memory for messages.
-const Overhead = 44 << 20
+const Overhead = 45 << 20
 
 // The exchange gets a sixteenth of the memory, but 4 MiB at least and 64 MiB at most.
 const (
