@@ -14,29 +14,8 @@ import (
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
-func TestCollector(t *testing.T) {
-	c := &Collector{stats: func() verbena.Stats {
-		return verbena.Stats{
-			Memory:      verbena.MemoryStats{Pressure: "tight", Limit: 1000, Used: 900, Room: 100, Stalled: 1500 * time.Millisecond},
-			Unavailable: map[string]error{"ibverbs": errors.New("no library")},
-			Counters:    map[string]map[string]uint64{"ibverbs": {"lost_completions": 3, "overruns": 0}},
-			EndpointPools: []verbena.EndpointPoolStats{{
-				Name: "regions", Service: "regions/1", Peers: 3, Open: 5, Busy: 2, Waiting: 1,
-				PoolCounts: verbena.PoolCounts{Requests: 100, Waited: 9, Left: 8, Opened: 7, Failed: 6, Lost: 5, Idle: 4, Replaced: 3},
-			}},
-			Devices: []verbena.DeviceStats{
-				{
-					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
-					Sent: verbena.Traffic{Messages: 7, Bytes: 700}, Received: verbena.Traffic{Messages: 3, Bytes: 30},
-					Operations: verbena.Operations{Puts: 4, Gets: 5, Atomics: 6, Bytes: 900}, Stalls: 7, Stalled: 2500 * time.Millisecond,
-					Events: map[rdma.EventKind]uint64{rdma.EventQueuePairError: 4}, Gone: errors.New("pulled out"),
-					Pools: []verbena.PoolStats{{Group: "tables", Name: "send", Used: 10, Registered: 20, Limit: 30, Squeezed: true, Waiting: 4}},
-				},
-				{Transport: verbena.TransportTCP, Endpoints: 1, Opened: 1},
-			},
-		}
-	}}
-	want := `
+// collected is what TestCollector looks for.
+const collected = `
 # HELP verbena_device_events_total Asynchronous events by kind.
 # TYPE verbena_device_events_total counter
 verbena_device_events_total{device="shm0",kind="completion queue overrun",transport="shm"} 0
@@ -120,7 +99,30 @@ verbena_send_stalled_seconds_total{device="shm0",transport="shm"} 2.5
 verbena_provider_counters_total{counter="lost_completions",device="",transport="ibverbs"} 3
 verbena_provider_counters_total{counter="overruns",device="",transport="ibverbs"} 0
 `
-	err := testutil.CollectAndCompare(c, strings.NewReader(want), "verbena_device_events_total", "verbena_device_usable",
+
+func TestCollector(t *testing.T) {
+	c := &Collector{stats: func() verbena.Stats {
+		return verbena.Stats{
+			Memory:      verbena.MemoryStats{Pressure: "tight", Limit: 1000, Used: 900, Room: 100, Stalled: 1500 * time.Millisecond},
+			Unavailable: map[string]error{"ibverbs": errors.New("no library")},
+			Counters:    map[string]map[string]uint64{"ibverbs": {"lost_completions": 3, "overruns": 0}},
+			EndpointPools: []verbena.EndpointPoolStats{{
+				Name: "regions", Service: "regions/1", Peers: 3, Open: 5, Busy: 2, Waiting: 1,
+				PoolCounts: verbena.PoolCounts{Requests: 100, Waited: 9, Left: 8, Opened: 7, Failed: 6, Lost: 5, Idle: 4, Replaced: 3},
+			}},
+			Devices: []verbena.DeviceStats{
+				{
+					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
+					Sent: verbena.Traffic{Messages: 7, Bytes: 700}, Received: verbena.Traffic{Messages: 3, Bytes: 30},
+					Operations: verbena.Operations{Puts: 4, Gets: 5, Atomics: 6, Bytes: 900}, Stalls: 7, Stalled: 2500 * time.Millisecond,
+					Events: map[rdma.EventKind]uint64{rdma.EventQueuePairError: 4}, Gone: errors.New("pulled out"),
+					Pools: []verbena.PoolStats{{Group: "tables", Name: "send", Used: 10, Registered: 20, Limit: 30, Squeezed: true, Waiting: 4}},
+				},
+				{Transport: verbena.TransportTCP, Endpoints: 1, Opened: 1},
+			},
+		}
+	}}
+	err := testutil.CollectAndCompare(c, strings.NewReader(collected), "verbena_device_events_total", "verbena_device_usable",
 		"verbena_endpoint_pool_dials_total", "verbena_endpoint_pool_ended_total", "verbena_endpoint_pool_endpoints", "verbena_endpoint_pool_requests_total",
 		"verbena_message_bytes_total", "verbena_one_sided_bytes_total", "verbena_one_sided_operations_total", "verbena_send_stalls_total", "verbena_send_stalled_seconds_total", "verbena_pool_used_bytes", "verbena_pool_squeezed",
 		"verbena_pool_waiting_requests", "verbena_memory_pressure", "verbena_memory_room_bytes", "verbena_memory_stalled_seconds_total", "verbena_provider_counters_total")

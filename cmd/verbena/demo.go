@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,17 +83,8 @@ of the input by the time of the whole command; their CPU seconds are those of al
 			c := &connector{user: user, rt: rt, dialers: map[string]*hdfs.Dialer{}}
 			defer closing(&err, c)
 			cfg.Connect = c.connect
-			usable := usableTransports(rt)
-			if len(cfg.Transports) == 0 {
-				cfg.Transports = usable
-			}
-			for _, transport := range cfg.Transports {
-				if transport == verbena.TransportAuto {
-					return fmt.Errorf("--transports auto: each row is of one transport: choose of %s", strings.Join(usable, ", "))
-				}
-				if !slices.Contains(usable, transport) {
-					return fmt.Errorf("--transports %s: this host has no device of it: verbena info says why", transport)
-				}
+			if err := demoTransports(&cfg, usableTransports(rt)); err != nil {
+				return err
 			}
 			result, err := demo.Run(cmd.Context(), cfg)
 			if err != nil {
@@ -104,17 +96,7 @@ of the input by the time of the whole command; their CPU seconds are those of al
 			} else {
 				err = demoTables(out, cfg, result)
 			}
-			for _, row := range result.Rows {
-				if !row.Verified {
-					return fmt.Errorf("over %s other bytes came back than were stored", row.Transport)
-				}
-			}
-			for _, row := range result.JobRows {
-				if !row.Verified {
-					return fmt.Errorf("over %s a job had a wrong result", row.Transport)
-				}
-			}
-			return err
+			return cmp.Or(demoVerified(result), err)
 		},
 	}
 	flags := cmd.Flags()
@@ -129,6 +111,37 @@ of the input by the time of the whole command; their CPU seconds are those of al
 	flags.Int64Var(&cfg.Records, "records", 21_474_836, "records of 100 bytes to sort")
 	flags.StringSliceVar(&cfg.Transports, "transports", nil, "what to measure, in this order (default: tcp, then what this host has)")
 	return cmd
+}
+
+// demoTransports takes all usable transports if none is named, and checks those that are.
+func demoTransports(cfg *demo.Config, usable []string) error {
+	if len(cfg.Transports) == 0 {
+		cfg.Transports = usable
+	}
+	for _, transport := range cfg.Transports {
+		if transport == verbena.TransportAuto {
+			return fmt.Errorf("--transports auto: each row is of one transport: choose of %s", strings.Join(usable, ", "))
+		}
+		if !slices.Contains(usable, transport) {
+			return fmt.Errorf("--transports %s: this host has no device of it: verbena info says why", transport)
+		}
+	}
+	return nil
+}
+
+// demoVerified is what came back wrong, if anything did.
+func demoVerified(result *demo.Result) error {
+	for _, row := range result.Rows {
+		if !row.Verified {
+			return fmt.Errorf("over %s other bytes came back than were stored", row.Transport)
+		}
+	}
+	for _, row := range result.JobRows {
+		if !row.Verified {
+			return fmt.Errorf("over %s a job had a wrong result", row.Transport)
+		}
+	}
+	return nil
 }
 
 // demoSizes checks how much there is to do, and makes a tenth of it if it is to be quick.

@@ -1,9 +1,8 @@
 // Package waking measures how long it takes two threads that sleep to wake each other.
 //
-// It is 5 to 10 us where a processor that rests is awake at once, and 70 us and more where it
-// is one of a virtual machine, whose host has to be asked, or sleeps deeply. Who polls for
-// less than that while his peer has to be woken polls in vain, sleeps, and has to be woken
-// for the next message himself.
+// It is 50 to 70 us on a virtual machine within another one, whose host has to be asked to wake
+// a processor that rests. Who polls for less than that while his peer has to be woken polls in
+// vain, sleeps, and has to be woken for the next message himself.
 package waking
 
 import (

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/verbena-data/verbena/rdma"
 )
 
 // silentConns opens connections that say nothing.
@@ -31,26 +29,6 @@ func silentConns(t *testing.T, address string, count int) (conns []net.Conn) {
 		}
 	})
 	return conns
-}
-
-// connects has a side connect to a listener.
-func connects(t *testing.T, d *device, l rdma.Listener) {
-	t.Helper()
-	a, b := newSide(t, d, 4096, nil), newSide(t, d, 4096, nil)
-	failed := make(chan error, 1)
-	go func() {
-		r, err := l.Accept(bounded(t))
-		if err == nil {
-			err = r.Accept(bounded(t), b.qp, nil)
-		}
-		failed <- err
-	}()
-	if _, err := a.qp.Connect(bounded(t), l.Address(), nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-failed; err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Connections that say nothing, more than a listener has places for, keep nobody from

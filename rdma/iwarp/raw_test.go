@@ -362,6 +362,12 @@ func TestNoise(t *testing.T) {
 		conn.Close()
 		t.Log(what, "is refused")
 	}
+	connects(t, d, l)
+}
+
+// connects has a side connect to a listener.
+func connects(t *testing.T, d *device, l rdma.Listener) {
+	t.Helper()
 	a, b := newSide(t, d, 4096, nil), newSide(t, d, 4096, nil)
 	failed := make(chan error, 1)
 	go func() {
