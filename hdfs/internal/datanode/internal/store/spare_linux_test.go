@@ -18,6 +18,16 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
+// roomyFS is the machine's file system with room to spare, however full its disk is: a store gives
+// up its spares where room is scarce.
+type roomyFS struct{ vfs.FS }
+
+func (roomyFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	return vfs.DiskUsage{TotalBytes: 1 << 40, AvailBytes: 1 << 39, UsedBytes: 1 << 39}, nil
+}
+
+var roomy = roomyFS{vfs.Default}
+
 // sparing opens a store that keeps spares although it is not in memory.
 func sparing(t testing.TB, fs vfs.FS, dir string, most int64) *Store {
 	t.Helper()
@@ -51,7 +61,7 @@ func TestSpareIsWrittenOver(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 1))
 	for name, length := range map[string]int{"shorter": 1<<20 + 700, "as long": 2 << 20, "longer": 3<<20 + 5} {
 		t.Run(name, func(t *testing.T) {
-			s := sparing(t, vfs.Default, t.TempDir(), 1<<30)
+			s := sparing(t, roomy, t.TempDir(), 1<<30)
 			defer s.Close()
 			put(t, s, 1, random(rng, 2<<20))
 			before := dataFile(t, s, 1)
@@ -85,7 +95,7 @@ func TestSpareIsWrittenOver(t *testing.T) {
 // TestSpareIsNotHandedOver looks at what another process would read behind a replica's end.
 func TestSpareIsNotHandedOver(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
-	s := sparing(t, vfs.Default, t.TempDir(), 1<<30)
+	s := sparing(t, roomy, t.TempDir(), 1<<30)
 	defer s.Close()
 	put(t, s, 1, random(rng, 2<<20))
 	must(t, s.Delete(1, 1001))
@@ -135,7 +145,7 @@ func TestSpareIsNotHandedOver(t *testing.T) {
 
 // TestNoHandOverOfRemoved has a replica go between its opening and the hand-over.
 func TestNoHandOverOfRemoved(t *testing.T) {
-	s := sparing(t, vfs.Default, t.TempDir(), 1<<30)
+	s := sparing(t, roomy, t.TempDir(), 1<<30)
 	defer s.Close()
 	put(t, s, 1, make([]byte, 2<<20))
 	r, err := s.Get(1)
@@ -153,7 +163,7 @@ func TestNoHandOverOfRemoved(t *testing.T) {
 // goes when memory is short.
 func TestSparesOfSlowWriters(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 7))
-	s := sparing(t, vfs.Default, t.TempDir(), 3<<20)
+	s := sparing(t, roomy, t.TempDir(), 3<<20)
 	defer s.Close()
 	put(t, s, 1, random(rng, 2<<20))
 	put(t, s, 2, random(rng, 2<<20))
@@ -203,7 +213,7 @@ func TestSparesOfSlowWriters(t *testing.T) {
 func TestSparesOfWritersThatLeave(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 8))
 	dir := t.TempDir()
-	s := sparing(t, vfs.Default, dir, 1<<30)
+	s := sparing(t, roomy, dir, 1<<30)
 	for id := range uint64(3) {
 		put(t, s, id, random(rng, 2<<20))
 	}
@@ -261,7 +271,7 @@ func TestNoSpare(t *testing.T) {
 		"two names": {length: 2 << 20, most: 1 << 30, before: linked},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := sparing(t, vfs.Default, t.TempDir(), test.most)
+			s := sparing(t, roomy, t.TempDir(), test.most)
 			defer s.Close()
 			put(t, s, 1, random(rng, test.length))
 			if test.before != nil {
@@ -320,7 +330,7 @@ func linked(t *testing.T, s *Store) func() {
 func TestSparesOfEarlierProcess(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 4))
 	dir := t.TempDir()
-	s := sparing(t, vfs.Default, dir, 1<<30)
+	s := sparing(t, roomy, dir, 1<<30)
 	put(t, s, 1, random(rng, 2<<20))
 	put(t, s, 2, random(rng, 2<<20))
 	must(t, s.Delete(1, 1001))
@@ -333,7 +343,7 @@ func TestSparesOfEarlierProcess(t *testing.T) {
 	must(t, w.closeFiles()) // it dies
 	must(t, s.volumes[0].lock.Close())
 	for _, boot := range []string{"a", "b"} {
-		again, err := Open(Config{Dirs: []Directory{{Path: dir}}, BootID: boot})
+		again, err := Open(Config{FS: roomy, Dirs: []Directory{{Path: dir}}, BootID: boot})
 		must(t, err)
 		names, err := os.ReadDir(again.volumes[0].sparePath())
 		if err != nil || len(names) != 0 {
@@ -525,7 +535,7 @@ func TestSparesEnd(t *testing.T) {
 
 // TestSparesAtOnce has replicas written, read, and removed by many goroutines.
 func TestSparesAtOnce(t *testing.T) {
-	s := sparing(t, vfs.Default, t.TempDir(), 8<<20)
+	s := sparing(t, roomy, t.TempDir(), 8<<20)
 	v := s.volumes[0]
 	v.spares.least, v.spares.first = 1, 1
 	var g sync.WaitGroup
