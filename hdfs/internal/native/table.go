@@ -169,6 +169,21 @@ func (t *Table) Join(ctx context.Context, address string, u User) (*Conn, uint32
 	}
 }
 
+// Retire has those who come later take another connection than c, which may receive nothing
+// any more. Its users stay, and it ends soon after they have left.
+func (t *Table) Retire(c *Conn) {
+	t.mu.Lock()
+	p := t.peers[c.address]
+	current := p != nil && p.conn == c
+	if current {
+		p.conn = nil
+	}
+	t.mu.Unlock()
+	if current {
+		c.closeIdle(retired)
+	}
+}
+
 // Peek returns the connection to a server if there is one. native is false if the server
 // is known not to have the service.
 func (t *Table) Peek(address string) (c *Conn, native bool) {
@@ -284,7 +299,7 @@ func (t *Table) improve(ctx context.Context, p *peer, c *Conn) {
 // improvePauses are those after a better transport has come and gone again.
 var improvePauses = backoff.Policy{First: 100 * time.Millisecond, Most: 30 * time.Second}
 
-// retired is how long a connection stays without users that another one has replaced.
+// retired is how long a connection stays without users that those who come later do not take.
 const retired = time.Second
 
 func (t *Table) dial(address string) (*Conn, error) {

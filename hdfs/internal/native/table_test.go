@@ -219,6 +219,39 @@ func TestTableClosesIdleConnections(t *testing.T) {
 	}
 }
 
+// A connection that is retired keeps its users and ends with the last of them. Those who come
+// later get another one.
+func TestTableRetires(t *testing.T) {
+	rt, g := runtimeOf(t)
+	p, _ := serve(t, rt, g, Service, echo)
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}})
+	defer table.Close()
+	early, late := newRecorder(), newRecorder()
+	old, id, err := table.Join(t.Context(), p.Addr(), early)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.Retire(old)
+	next, lateID, err := table.Join(t.Context(), p.Addr(), late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.Retire(old) // the next one is none of its business
+	if c, err := table.Get(t.Context(), p.Addr()); err != nil || next == old || c != next {
+		t.Errorf("%p after %p and %p, %v", c, old, next, err)
+	}
+	old.Post(id, []byte("stays"))
+	next.Post(lateID, []byte("comes"))
+	if got := <-early.got + " " + <-late.got; got != "stays comes" {
+		t.Error(got)
+	}
+	old.Leave(id)
+	<-old.ep.Done()
+	if err := next.ep.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Only who proves to be the DataNode of its address is trusted.
 func TestTableTrustsWhoProves(t *testing.T) {
 	rt, g := runtimeOf(t)

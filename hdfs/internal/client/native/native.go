@@ -5,6 +5,7 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -202,11 +203,13 @@ func (p *Path) begin(ctx context.Context, req *data.WriteRequest) (*pipeline, er
 	if err != nil {
 		return nil, err
 	}
-	l := &pipeline{p: p, req: req, ctx: ctx, acked: -1, heard: time.Now()}
+	l := &pipeline{p: p, req: req, stream: ctx, acked: -1, heard: time.Now()}
+	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	l.changed.L = &l.mu
 	l.wait = p.cfg.SocketTimeout + perNode*time.Duration(len(req.Nodes))
 	conn, id, err := p.cfg.Table.Join(ctx, p.address(req.Nodes[0]), l)
 	if err != nil {
+		l.cancel(nil)
 		return nil, err
 	}
 	l.conn, l.id = conn, id
@@ -214,7 +217,8 @@ func (p *Path) begin(ctx context.Context, req *data.WriteRequest) (*pipeline, er
 	l.mu.Lock()
 	l.timer = time.AfterFunc(l.wait, l.silent)
 	l.mu.Unlock()
-	if err := conn.Endpoint().Send(ctx, id, message); err != nil {
+	if err := conn.Endpoint().Send(l.ctx, id, message); err != nil {
+		err = cmp.Or(l.failed(), err)
 		l.Close()
 		return nil, err
 	}

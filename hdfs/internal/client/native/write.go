@@ -18,13 +18,15 @@ import (
 
 // A pipeline is the use of a connection for one block.
 type pipeline struct {
-	p    *Path
-	req  *data.WriteRequest
-	ctx  context.Context
-	conn *native.Conn
-	id   uint32
-	stop func() bool
-	wait time.Duration // for what DataNodes owe
+	p      *Path
+	req    *data.WriteRequest
+	stream context.Context         // of who writes
+	ctx    context.Context         // of what is sent: it ends with the pipeline
+	cancel context.CancelCauseFunc // of ctx
+	conn   *native.Conn
+	id     uint32
+	stop   func() bool
+	wait   time.Duration // for what DataNodes owe
 
 	header [native.PacketHeaderLen]byte // of Send
 	reply  transfer.Ack                 // of Take
@@ -216,15 +218,24 @@ func (l *pipeline) fail(err error) {
 		return
 	}
 	var broken *data.PipelineError
-	if !errors.As(err, &broken) && l.ctx.Err() == nil {
+	if !errors.As(err, &broken) && l.stream.Err() == nil {
 		// Without an answer no DataNode has acknowledged anything.
 		err = &data.PipelineError{SetUp: !l.answered && l.acked < 0, Err: err}
 	}
 	l.err = err
+	l.cancel(err)
 	l.changed.Broadcast()
 }
 
-// silent looks whether DataNodes have owed something for too long.
+// failed is the pipeline's end, nil before it.
+func (l *pipeline) failed() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// silent looks whether DataNodes have owed something for too long. The connection may be
+// what holds them up, or take nothing more: other pipelines get another one.
 func (l *pipeline) silent() {
 	l.mu.Lock()
 	left := l.wait
@@ -242,6 +253,7 @@ func (l *pipeline) silent() {
 	}
 	l.mu.Unlock()
 	l.fail(fmt.Errorf("DataNode %s has been silent for %v", l.conn.Address(), l.wait))
+	l.p.cfg.Table.Retire(l.conn)
 }
 
 var errClosed = errors.New("the pipeline is closed")
@@ -258,6 +270,7 @@ func (l *pipeline) Close() error {
 	if l.err == nil {
 		l.err = errClosed
 	}
+	l.cancel(l.err)
 	l.changed.Broadcast()
 	l.mu.Unlock()
 	l.stop()

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,13 +19,20 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
 // writesTo serves pipelines of one DataNode, by what reply returns for each message, and returns a
 // path to it, which waits as long as patience for what it owes, and a request for a new block.
 func writesTo(t *testing.T, patience time.Duration, reply func(m *verbena.Message) []byte) (*Path, *data.WriteRequest) {
+	return writesOver(t, verbena.Config{}, patience, reply)
+}
+
+// writesOver is writesTo over what a runtime is configured to use.
+func writesOver(t *testing.T, cfg verbena.Config, patience time.Duration, reply func(m *verbena.Message) []byte) (*Path, *data.WriteRequest) {
 	t.Helper()
-	rt, err := verbena.New(verbena.Config{})
+	rt, err := verbena.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,4 +145,83 @@ func TestSilentDataNodes(t *testing.T) {
 		}
 		silent(t, err)
 	})
+}
+
+// A DataNode that lives but receives nothing fails the pipelines to it in time, those that wait
+// to send, too. Those that come later get another connection.
+func TestDeafDataNodes(t *testing.T) {
+	const patience = 100 * time.Millisecond
+	accepted, err := native.AppendAnswer(nil, native.Accepted, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hears := make(chan struct{})
+	var deaf atomic.Bool
+	// Without sockets nothing but receives takes what is sent.
+	device := fake.NewNetwork().NewDevice(fake.InfiniBand("device"))
+	cfg := verbena.Config{Providers: []rdma.Provider{fake.NewProvider("fake", device)}}
+	p, req := writesOver(t, cfg, patience, func(m *verbena.Message) []byte {
+		if native.KindOf(m.Bytes()) == native.Packet {
+			if deaf.CompareAndSwap(false, true) { // one connection is
+				<-hears
+			}
+			return nil
+		}
+		return accepted
+	})
+	t.Cleanup(func() { close(hears) })
+	silent := func(what string, err error) {
+		t.Helper()
+		var broken *data.PipelineError
+		if !errors.As(err, &broken) || broken.Node != 0 || !strings.Contains(err.Error(), "silent") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	begin := func() *pipeline {
+		t.Helper()
+		l, err := p.Write(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l.(*pipeline)
+	}
+	pool := data.NewPool(1000, req.Checksum)
+	send := func(l *pipeline) error {
+		k := pool.Get(0, 0, 1000, nil)
+		k.Grow(len(k.Room()))
+		k.Seal()
+		return l.Send(k)
+	}
+	l := begin()
+	p.cfg.SocketTimeout = time.Hour
+	patient := begin()
+	p.cfg.SocketTimeout = patience - perNode
+
+	packet := append([]byte{byte(native.Packet)}, make([]byte, 1000)...)
+	for taken := true; taken; { // until the connection takes nothing more
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		taken = l.conn.Endpoint().Send(ctx, l.id, packet) == nil
+		cancel()
+	}
+	_, err = p.Write(t.Context(), req)
+	silent("a set-up", err)
+	silent("a packet", send(l))
+	silent("its acknowledgement", l.Ack(&transfer.Ack{}))
+	ended := make(chan error)
+	go func() { ended <- send(patient) }()
+	for sends := false; !sends; runtime.Gosched() {
+		patient.mu.Lock()
+		sends = patient.sent.Len() > 0
+		patient.mu.Unlock()
+	}
+	patient.Close()
+	if err := <-ended; !errors.Is(err, errClosed) {
+		t.Errorf("a packet of a pipeline that is closed: %v", err)
+	}
+	if next := begin(); next.conn == l.conn || patient.conn != l.conn {
+		t.Error("a later pipeline gets the connection that takes nothing, or an earlier one had another")
+	} else if err := send(next); err != nil {
+		t.Error(err)
+	}
 }
