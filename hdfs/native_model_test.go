@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,7 +38,8 @@ func recoverFile(t *testing.T, c *Client, name string) {
 }
 
 // Random writers of both protocols append to one file, flush, hsync, close or die, others recover it, and cut it
-// anywhere; readers of both find what a model says, byte for byte.
+// anywhere; readers of both find what a model says, byte for byte. So do those that read while it is written and
+// recovered, by messages, rings, windows and descriptors.
 func TestBothPathsUnderAModel(t *testing.T) {
 	t.Parallel()
 	seeds := *modelSeeds
@@ -52,78 +55,161 @@ func TestBothPathsUnderAModel(t *testing.T) {
 	}
 }
 
+// modelBlock is the length of a block: long enough to be read through a ring.
+const modelBlock = 5 << 20
+
+// bothModel is one file, who writes and reads it, and what has to be in it.
+type bothModel struct {
+	t       *testing.T
+	rng     *rand.Rand
+	clients []*Client
+	step    int
+	// want is in the file; of what was not flushed when a writer died, any part may be.
+	want    []byte
+	readers sync.WaitGroup // beside a writer
+}
+
+const modelFile = "/model"
+
 func bothPathsUnderAModel(t *testing.T, seed uint64) {
 	s := startSystem(t, 3, 3)
-	away := func(cfg *ClientConfig) { cfg.NoLocalReads, cfg.PacketSize, cfg.ReplaceBestEffort = true, 30_000, true }
+	m := &bothModel{t: t, rng: rand.New(rand.NewPCG(seed, 0))}
+	common := func(cfg *ClientConfig) { cfg.PacketSize, cfg.ReplaceBestEffort, cfg.BlockSize = 30_000, true, modelBlock }
 	legacy := func(cfg *ClientConfig) { cfg.LegacyTransfers = true }
-	clients := []*Client{
-		s.own(verbena.TransportAuto, away), s.own(plain, away), s.own("shm", away), s.own("shm", away, legacy), s.own("tcp", away),
+	local := func(cfg *ClientConfig) { cfg.NoLocalReads = false }
+	byDescriptor := s.own(plain, common, local)
+	m.clients = []*Client{
+		s.own(verbena.TransportAuto, common), s.own(plain, common), s.own("shm", common), s.own("shm", common, legacy),
+		s.own("tcp", common), s.own("iwarp", common), byDescriptor,
 	}
-	rng := rand.New(rand.NewPCG(seed, 0))
-	any := func() *Client { return clients[rng.IntN(len(clients))] }
-	const name = "/model"
-	if err := any().WriteFile(t.Context(), name, nil, 0o644); err != nil {
+	if err := m.any(m.rng).WriteFile(t.Context(), modelFile, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	var want []byte // what is in the file; of what was not flushed when a writer died, any part
-	for step := range 24 {
-		if len(want) > 0 && rng.IntN(4) == 0 {
-			to := rng.IntN(len(want) + 1)
-			done, err := any().Truncate(t.Context(), name, int64(to))
-			if err != nil {
-				t.Fatalf("step %d: truncate from %d to %d: %v", step, len(want), to, err)
-			}
-			if want = want[:to]; !done {
-				recoverFile(t, any(), name)
-			}
-			expect(t, any(), name, want)
+	for m.step = range 24 {
+		if len(m.want) > 0 && m.rng.IntN(4) == 0 {
+			m.cut()
+		} else {
+			m.append()
+		}
+		expect(t, m.any(m.rng), modelFile, m.want)
+	}
+	var rings, windows uint64
+	for _, node := range s.DataNodes {
+		n := node.Reads()
+		rings += n.Rings
+		windows += n.Windows.Granted
+	}
+	if rings == 0 || windows == 0 || byDescriptor.LocalReads().Reads == 0 && runtime.GOOS == "linux" {
+		t.Errorf("%d reads through rings, %d windows, %+v: a way was not taken", rings, windows, byDescriptor.LocalReads())
+	}
+}
+
+func (m *bothModel) any(rng *rand.Rand) *Client { return m.clients[rng.IntN(len(m.clients))] }
+
+func (m *bothModel) cut() {
+	m.t.Helper()
+	to := m.rng.IntN(len(m.want) + 1)
+	done, err := m.any(m.rng).Truncate(m.t.Context(), modelFile, int64(to))
+	if err != nil {
+		m.t.Fatalf("step %d: truncate from %d to %d: %v", m.step, len(m.want), to, err)
+	}
+	if m.want = m.want[:to]; !done {
+		recoverFile(m.t, m.any(m.rng), modelFile)
+	}
+}
+
+// append has one writer append pieces, others read meanwhile, and the writer close the file or die.
+func (m *bothModel) append() {
+	m.t.Helper()
+	w, err := m.any(m.rng).Append(m.t.Context(), modelFile, AppendOptions{})
+	if err != nil {
+		m.t.Fatalf("step %d: append at %d: %v", m.step, len(m.want), err)
+	}
+	defer m.readers.Wait()
+	pieces, full := 1+m.rng.IntN(4), m.want
+	sizes := make([]int, pieces)
+	for i := range sizes {
+		if sizes[i] = m.rng.IntN(400_000); m.rng.IntN(8) == 0 {
+			sizes[i] += 2 << 20
+		}
+		full = append(full[:len(full):len(full)], randomBytes(sizes[i])...)
+	}
+	written := len(m.want)
+	for _, n := range sizes {
+		m.readMeanwhile(full)
+		if _, err := w.Write(full[written : written+n]); err != nil {
+			m.t.Fatalf("step %d: %v", m.step, err)
+		}
+		written += n
+		switch m.rng.IntN(3) {
+		case 0:
+			err = w.Flush(m.t.Context())
+		case 1:
+			err = w.Sync(m.t.Context(), m.rng.IntN(2) == 0)
+		default:
 			continue
 		}
-		w, err := any().Append(t.Context(), name, AppendOptions{})
 		if err != nil {
-			t.Fatalf("step %d: append at %d: %v", step, len(want), err)
+			m.t.Fatalf("step %d: %v", m.step, err)
 		}
-		written := want
-		for range 1 + rng.IntN(4) {
-			piece := randomBytes(rng.IntN(400_000))
-			if _, err := w.Write(piece); err != nil {
-				t.Fatalf("step %d: %v", step, err)
-			}
-			written = append(written[:len(written):len(written)], piece...)
-			switch rng.IntN(3) {
-			case 0:
-				err = w.Flush(t.Context())
-			case 1:
-				err = w.Sync(t.Context(), rng.IntN(2) == 0)
-			default:
-				continue
-			}
-			if err != nil {
-				t.Fatalf("step %d: %v", step, err)
-			}
-			want = written
-			expect(t, any(), name, want)
-		}
-		if rng.IntN(3) > 0 {
-			if err := w.Close(); err != nil {
-				t.Fatalf("step %d: %v", step, err)
-			}
-			want = written
-		} else {
-			w.Abort()
-			if err := w.Close(); err == nil { // gives the memory of what was not sent back
-				t.Fatalf("step %d: an aborted writer closed the file", step)
-			}
-			recoverFile(t, any(), name)
-			got, err := any().ReadFile(t.Context(), name)
-			if err != nil {
-				t.Fatalf("step %d: %v", step, err)
-			}
-			if !bytes.HasPrefix(written, got) || len(got) < len(want) {
-				t.Fatalf("step %d: a dead writer left %d bytes, %d were flushed of %d, or others", step, len(got), len(want), len(written))
-			}
-			want = got
-		}
-		expect(t, any(), name, want)
+		m.want = full[:written]
+		expect(m.t, m.any(m.rng), modelFile, m.want)
 	}
+	if m.rng.IntN(3) > 0 {
+		if err := w.Close(); err != nil {
+			m.t.Fatalf("step %d: %v", m.step, err)
+		}
+		m.want = full
+		return
+	}
+	w.Abort()
+	if err := w.Close(); err == nil { // gives the memory of what was not sent back
+		m.t.Fatalf("step %d: an aborted writer closed the file", m.step)
+	}
+	m.readMeanwhile(full)
+	recoverFile(m.t, m.any(m.rng), modelFile)
+	got, err := m.any(m.rng).ReadFile(m.t.Context(), modelFile)
+	if err != nil {
+		m.t.Fatalf("step %d: %v", m.step, err)
+	}
+	if !bytes.HasPrefix(full, got) || len(got) < len(m.want) {
+		m.t.Fatalf("step %d: a dead writer left %d bytes, %d were flushed of %d, or others", m.step, len(got), len(m.want), len(full))
+	}
+	m.want = got
+}
+
+// readMeanwhile has two readers beside what follows: one reads all, the other one small pieces of one place, and
+// then of any. What was flushed before they began is there, and nothing that is not in full.
+func (m *bothModel) readMeanwhile(full []byte) {
+	flushed, step := len(m.want), m.step
+	rng := rand.New(rand.NewPCG(m.rng.Uint64(), 1))
+	whole, pieces := m.any(rng), m.any(rng)
+	m.readers.Go(func() {
+		got, err := whole.ReadFile(m.t.Context(), modelFile)
+		if err != nil || len(got) < flushed || !bytes.HasPrefix(full, got) {
+			m.t.Errorf("step %d: beside a writer %d bytes were read, or others; %d were flushed: %v", step, len(got), flushed, err)
+		}
+	})
+	if flushed == 0 {
+		return
+	}
+	m.readers.Go(func() {
+		f, err := pieces.Open(m.t.Context(), modelFile)
+		if err != nil {
+			m.t.Errorf("step %d: %v", step, err)
+			return
+		}
+		defer f.Close()
+		place, span := rng.IntN(flushed), 100_000
+		for i := range 60 {
+			if i == 40 {
+				place, span = 0, flushed
+			}
+			off := place + rng.IntN(min(span, flushed-place))
+			if err := at(f, full, off, min(1+rng.IntN(9000), flushed-off)); err != nil {
+				m.t.Errorf("step %d: beside a writer, at %d of %d: %v", step, off, flushed, err)
+				return
+			}
+		}
+	})
 }
