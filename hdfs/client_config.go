@@ -50,9 +50,19 @@ type ClientConfig struct {
 	// place. Default 022.
 	Umask *uint32
 
-	// Patience is for how long a call is tried at NameNodes that do not answer it.
-	// Default 45 s.
+	// Patience is for how long a call is tried at NameNodes that do not answer it. Default
+	// 3 min with several NameNodes, and 45 s with one.
 	Patience time.Duration
+	// Timeouts is how many attempts of a call may time out, at connecting or by CallTimeout,
+	// without their time counting as Patience. The default is 15 with several NameNodes and 9
+	// with one if Patience is not set either, and otherwise none; so it is below 0.
+	Timeouts int
+	// RetryPause is the mean pause before a call is tried again that no NameNode takes. It
+	// doubles up to MaxRetryPause. Defaults 100 ms and 1 s.
+	RetryPause, MaxRetryPause time.Duration
+	// ConnectTimeout bounds one attempt to connect to a NameNode by plain TCP. Default 20 s,
+	// which is what a Dialer has for its endpoints.
+	ConnectTimeout time.Duration
 	// CallTimeout is for how long a NameNode may be silent that has taken a call; then
 	// the next one is asked, if the call may be repeated. Default 2 min.
 	CallTimeout time.Duration
@@ -215,6 +225,7 @@ func (c *ClientConfig) complete() error {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	fill(&c.ConnectTimeout, dialTimeout)
 	fill(&c.Window, defaultWindow)
 	fill(&c.BlockRetries, 3)
 	fill(&c.LocateRetries, 5)
@@ -277,6 +288,9 @@ func (c *ClientConfig) check() error {
 		value, most time.Duration
 	}{
 		{"Patience", c.Patience, math.MaxInt64},
+		{"RetryPause", c.RetryPause, longestPause},
+		{"MaxRetryPause", c.MaxRetryPause, longestPause},
+		{"ConnectTimeout", c.ConnectTimeout, math.MaxInt64},
 		{"CallTimeout", c.CallTimeout, math.MaxInt64},
 		{"ExcludeFor", c.ExcludeFor, math.MaxInt64},
 		{"LocatePause", c.LocatePause, longestPause},

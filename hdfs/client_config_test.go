@@ -74,12 +74,30 @@ var trials = map[string]struct {
 	},
 	"verbena.client.legacy-transfers":   {"true", func(c *ClientConfig) any { return c.LegacyTransfers }, true, notBools, nil},
 	"verbena.client.no-windows":         {"true", func(c *ClientConfig) any { return c.NoWindows }, true, notBools, nil},
+	failoverAttempts:                    {"5", retries, []any{15*time.Second + 1, 5, time.Duration(0), time.Duration(0)}, notNumbers, several},
+	failoverPause:                       {"250", retries, []any{150500*time.Millisecond + 1, 15, 250 * time.Millisecond, 15 * time.Second}, notTimes, several},
+	failoverMaxPause:                    {"1s", retries, []any{14*time.Second + 1, 15, 500 * time.Millisecond, time.Second}, notTimes, several},
+	connectRetries:                      {"7", retries, []any{7*time.Second + 1, 0, time.Second, time.Second}, notNumbers, nil},
+	connectPause:                        {"2000", retries, []any{20*time.Second + 1, 0, 2 * time.Second, 2 * time.Second}, notTimes, nil},
+	connectTimeouts:                     {"0", retries, []any{time.Duration(0), -1, time.Duration(0), time.Duration(0)}, notNumbers, nil},
+	"ipc.client.connect.timeout":        {"5000", func(c *ClientConfig) any { return c.ConnectTimeout }, 5 * time.Second, notTimes, nil},
 	"ipc.client.rpc-timeout.ms":         {"30000", func(c *ClientConfig) any { return c.CallTimeout }, 30 * time.Second, notTimes, nil},
 	"dfs.client.use.datanode.hostname":  {"true", func(c *ClientConfig) any { return c.UseHostname }, true, notBools, nil},
 	"dfs.client.socket-timeout":         {"1m", func(c *ClientConfig) any { return c.SocketTimeout }, time.Minute, notTimes, nil},
 	"dfs.datanode.socket.write.timeout": {"5000", func(c *ClientConfig) any { return c.WriteTimeout }, 5 * time.Second, notTimes, nil},
 	"dfs.client.socketcache.capacity":   {"0", func(c *ClientConfig) any { return c.IdleConnections }, -1, notNumbers, nil},
 	"dfs.client.socketcache.expiryMsec": {"4000", func(c *ClientConfig) any { return c.IdleTime }, 4 * time.Second, notTimes, nil},
+}
+
+// retries are the fields that tell for how long NameNodes are asked.
+func retries(c *ClientConfig) any {
+	return []any{c.Patience, c.Timeouts, c.RetryPause, c.MaxRetryPause}
+}
+
+// several are two NameNodes.
+var several = map[string]string{
+	"fs.defaultFS": "hdfs://both", "dfs.nameservices": "both", "dfs.ha.namenodes.both": "a,b",
+	"dfs.namenode.rpc-address.both.a": "a:1", "dfs.namenode.rpc-address.both.b": "b:1",
 }
 
 var (
@@ -145,6 +163,16 @@ func TestClientPropertiesDoNotOverrideTheProgram(t *testing.T) {
 		c.Replace != ReplaceNever || c.SocketTimeout != time.Second || c.Prefetch != 1 || c.HedgeAfter != time.Second {
 		t.Errorf("%+v", c)
 	}
+	kept := ClientConfig{NameNodes: []string{"a:1", "b:1"}, Patience: time.Second}
+	want := kept
+	if err := kept.Take(properties(map[string]string{failoverAttempts: "20"})); err != nil || !reflect.DeepEqual(kept, want) {
+		t.Errorf("%+v, %v", kept, err)
+	}
+	sole := ClientConfig{NameNodes: []string{"a:1"}, Patience: time.Second}
+	want = sole
+	if err := sole.Take(properties(map[string]string{connectTimeouts: "45", failoverAttempts: "20"})); err != nil || !reflect.DeepEqual(sole, want) {
+		t.Errorf("%+v, %v", sole, err)
+	}
 	// Two properties may set one field, and one property two fields.
 	for _, test := range []struct {
 		set, want ClientConfig
@@ -199,6 +227,9 @@ func TestClientRefusesBadSettings(t *testing.T) {
 		"BytesPerChecksum":      func(c *ClientConfig) { c.BytesPerChecksum = -1 },
 		"Umask":                 func(c *ClientConfig) { c.Umask = &umask },
 		"Patience":              func(c *ClientConfig) { c.Patience = -1 },
+		"RetryPause":            func(c *ClientConfig) { c.RetryPause = 2 * time.Hour },
+		"MaxRetryPause":         func(c *ClientConfig) { c.MaxRetryPause = -1 },
+		"ConnectTimeout":        func(c *ClientConfig) { c.ConnectTimeout = -1 },
 		"CallTimeout":           func(c *ClientConfig) { c.CallTimeout = -1 },
 		"PacketSize":            func(c *ClientConfig) { c.PacketSize = -1 },
 		"Window":                func(c *ClientConfig) { c.Window = -1 },

@@ -76,7 +76,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, open: map[*FileWriter]struct{}{}}
 	dial := (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}}).DialContext
-	calls := rpc.ClientConfig{ConnectTimeout: dialTimeout, CallTimeout: cfg.CallTimeout, Backoff: callBackoff, MaxBackoff: maxCallBackoff}
+	calls := rpc.ClientConfig{ConnectTimeout: cfg.ConnectTimeout, CallTimeout: cfg.CallTimeout, Backoff: callBackoff, MaxBackoff: maxCallBackoff}
 	if d := cfg.Dialer; d != nil {
 		d.once.Do(d.start)
 		if d.err != nil {
@@ -86,7 +86,9 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	}
 	calls.Dial = func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, "tcp", address) }
 	c.rpc = rpc.NewClient(calls)
-	c.names = names.New(c.rpc, cfg.NameNodes, cfg.User, cfg.RealUser, cfg.Patience)
+	c.names = names.New(c.rpc, cfg.NameNodes, cfg.User, cfg.RealUser, rpc.FailoverConfig{
+		Patience: cfg.Patience, Timeouts: cfg.Timeouts, Backoff: cfg.RetryPause, MaxBackoff: cfg.MaxRetryPause,
+	})
 	c.holder = fmt.Sprintf("DFSClient_verbena_%s_%d", rand.Text()[:12], os.Getpid())
 	transfers := legacy.Config{
 		Dial: dial, Calls: c.rpc, User: cfg.User, UseHostname: cfg.UseHostname,

@@ -31,9 +31,12 @@ func fsCommand(o *options) *cobra.Command {
 		if err := checkTransport(transport); err != nil {
 			return nil, err
 		}
-		cfg := hdfs.ClientConfig{User: user, Patience: fsPatience, LegacyTransfers: legacy}
+		cfg := hdfs.ClientConfig{User: user, LegacyTransfers: legacy}
 		if err := findNameNode(&cfg, nameNode, &hadoop); err != nil {
 			return nil, err
+		}
+		if cfg.Patience == 0 {
+			cfg.Patience = fsPatience
 		}
 		var err error
 		if rt, err = o.runtime(); err != nil {
@@ -81,7 +84,7 @@ func withPort(address string) string {
 }
 
 // fsPatience is for how long a call is tried at a NameNode that does not answer: who waits
-// at a terminal wants to know soon.
+// at a terminal wants to know soon. Hadoop's properties of retries come before it.
 const fsPatience = 5 * time.Second
 
 // findNameNode takes the command line's word, then the Hadoop configuration's, then the

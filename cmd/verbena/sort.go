@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -238,7 +237,7 @@ func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
 		if err != nil {
 			return nil, err
 		}
-		cfg := hdfs.ClientConfig{Patience: 30 * time.Second, Dialer: d}
+		cfg := hdfs.ClientConfig{Dialer: d}
 		if err := findNameNode(&cfg, address, &hadoopFlags{}); err != nil {
 			return nil, err
 		}
@@ -252,7 +251,7 @@ func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
 
 // answers tells soon of NameNodes that are not there; those that go away while a job runs are waited for.
 func answers(ctx context.Context, cfg hdfs.ClientConfig) (err error) {
-	cfg.Patience = fsPatience
+	cfg.Patience, cfg.Timeouts = fsPatience, -1
 	client, err := hdfs.NewClient(cfg)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -16,8 +17,14 @@ import (
 type FailoverConfig struct {
 	// Patience is for how long after its beginning a call is tried again. An attempt
 	// under way at its end goes on, and each server is asked once: one that takes a call
-	// and never answers takes [ClientConfig].CallTimeout. Default 45 s.
+	// and never answers takes [ClientConfig].CallTimeout. Default 3 min with several
+	// servers, 45 s with one.
 	Patience time.Duration
+	// Timeouts is how many attempts of a call may time out, at connecting or at waiting for
+	// the answer, without their time counting as Patience. The default is 15 with several
+	// servers and 9 with one if Patience is not set either, and otherwise none; so it is
+	// below 0.
+	Timeouts int
 	// Backoff is the mean pause before a call is tried again after all servers have
 	// failed it once; it doubles with each further round up to MaxBackoff. Defaults
 	// 100 ms and 5 s.
@@ -41,7 +48,18 @@ type Failover struct {
 // Failover returns what calls the targets. There must be one at least. The client's
 // Attempts do not count for it.
 func (c *Client) Failover(targets []Target, cfg FailoverConfig) *Failover {
-	set(&cfg.Patience, 45*time.Second)
+	switch {
+	case cfg.Patience != 0:
+	case len(targets) > 1:
+		// HDFS's client fails over 15 times, with pauses of 165 s in all.
+		cfg.Patience = 3 * time.Minute
+		set(&cfg.Timeouts, 15)
+	default:
+		// It dials a sole NameNode that refuses for 10 s, and one that is silent for 15 min. A
+		// wrong address should show sooner than that.
+		cfg.Patience = 45 * time.Second
+		set(&cfg.Timeouts, 9)
+	}
 	set(&cfg.Backoff, 100*time.Millisecond)
 	set(&cfg.MaxBackoff, 5*time.Second)
 	f := &Failover{client: c, cfg: cfg}
@@ -65,7 +83,8 @@ func (f *Failover) Call(ctx context.Context, method string, req, resp proto.Mess
 	}
 	defer f.client.turn.leave()
 	id := int32(f.client.next.Add(1)-1) & 0x7fffffff
-	began := time.Now()
+	began := time.Now() // later by the time of attempts that timed out
+	timeouts := 0
 	pauses := backoff.Policy{First: f.cfg.Backoff, Most: f.cfg.MaxBackoff}
 	failures := 0 // in a row, that sent the call to the next server
 	for attempt := int32(0); ; attempt++ {
@@ -74,9 +93,14 @@ func (f *Failover) Call(ctx context.Context, method string, req, resp proto.Mess
 		if attempt > 0 {
 			proto.Reset(resp)
 		}
+		tried := time.Now()
 		err := p.try(ctx, id, attempt, method, req, resp)
 		if err == nil {
 			return nil
+		}
+		if timeouts < f.cfg.Timeouts && timedOut(err) {
+			timeouts++
+			began = began.Add(time.Since(tried))
 		}
 		next := f.judge(err, repeatable)
 		unasked := next == elsewhere && failures+1 < len(f.proxies)
@@ -109,6 +133,13 @@ const (
 	again
 	elsewhere
 )
+
+// timedOut tells that a server did not answer in time, or could not be reached in time.
+func timedOut(err error) bool {
+	var u *unsent
+	var dial net.Error
+	return errors.Is(err, ErrTimeout) || errors.As(err, &u) && errors.As(err, &dial) && dial.Timeout()
+}
 
 func (f *Failover) judge(err error, repeatable bool) verdict {
 	if errors.Is(err, ErrClosed) {

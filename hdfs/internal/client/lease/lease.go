@@ -94,7 +94,7 @@ func (r *Renewer) run(ctx context.Context) {
 		if idle {
 			return
 		}
-		err := r.renew(ctx)
+		err := r.renewInTime(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -106,7 +106,7 @@ func (r *Renewer) run(ctx context.Context) {
 		}
 		since := time.Since(r.renewed)
 		var failed []func(error)
-		if since > r.lost {
+		if since >= r.lost {
 			for _, f := range r.files {
 				failed = append(failed, f)
 			}
@@ -118,4 +118,15 @@ func (r *Renewer) run(ctx context.Context) {
 			f(fmt.Errorf("%w: not since %v ago: %w", ErrLost, since.Round(time.Second), err))
 		}
 	}
+}
+
+// renewInTime renews. It ends when the lease is lost; but a host that has slept for longer
+// tries once.
+func (r *Renewer) renewInTime(ctx context.Context) error {
+	r.mu.Lock()
+	left := r.lost - time.Since(r.renewed)
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, max(left, r.every))
+	defer cancel()
+	return r.renew(ctx)
 }

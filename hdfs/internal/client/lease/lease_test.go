@@ -123,6 +123,23 @@ func TestLostLease(t *testing.T) {
 	})
 }
 
+// A renewal that nobody answers does not keep files from knowing that their lease is lost.
+func TestLeaseLostInARenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := New(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, every, lost)
+		defer r.Close()
+		failed := make(chan error, 1)
+		began := time.Now()
+		r.Add(func(err error) { failed <- err })
+		if err := <-failed; !errors.Is(err, ErrLost) {
+			t.Error(err)
+		}
+		if took := time.Since(began); took != lost {
+			t.Errorf("it took %v, want %v", took, lost)
+		}
+	})
+}
+
 // Close ends a renewal that is under way, and tells no file.
 func TestCloseEndsRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -33,14 +33,18 @@ type NameNodes struct {
 // before they expire.
 const maxPause = time.Second
 
-// New returns what calls the NameNodes at addresses (host:port) as user. A call is tried
-// for patience; 0 means the default of [rpc.FailoverConfig].
-func New(client *rpc.Client, addresses []string, user, realUser string, patience time.Duration) *NameNodes {
+// New returns what calls the NameNodes at addresses (host:port) as user. How often, cfg
+// tells; what passes by itself is known here.
+func New(client *rpc.Client, addresses []string, user, realUser string, cfg rpc.FailoverConfig) *NameNodes {
 	targets := make([]rpc.Target, len(addresses))
 	for i, a := range addresses {
 		targets[i] = rpc.Target{Address: a, Protocol: Protocol, User: user, RealUser: realUser}
 	}
-	return &NameNodes{client.Failover(targets, rpc.FailoverConfig{Patience: patience, MaxBackoff: maxPause, Passing: passing})}
+	if cfg.MaxBackoff == 0 {
+		cfg.MaxBackoff = maxPause
+	}
+	cfg.Passing = passing
+	return &NameNodes{client.Failover(targets, cfg)}
 }
 
 // ErrUnanswered is matched by the errors of calls that no NameNode has answered.

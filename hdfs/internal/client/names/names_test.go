@@ -37,6 +37,7 @@ type nameNode struct {
 	rpc     *rpc.Server
 	down    bool // nobody listens
 	silent  bool // connections are taken, and nothing is ever answered
+	gone    bool // no dial is ever answered
 
 	// answer is what becomes of a call; lose ends the connection once it has run.
 	answer func() (err error, lose bool)
@@ -100,11 +101,17 @@ func start(t *testing.T, nodes ...*nameNode) *nameNodes {
 	return c
 }
 
-func (c *nameNodes) dial(_ context.Context, address string) (net.Conn, error) {
+func (c *nameNodes) dial(ctx context.Context, address string) (net.Conn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dials = append(c.dials, time.Now())
 	n := c.all[address]
+	if n.gone {
+		c.mu.Unlock()
+		<-ctx.Done()
+		c.mu.Lock()
+		return nil, &net.OpError{Op: "dial", Err: ctx.Err()}
+	}
 	if n.down {
 		return nil, errors.New("connection refused")
 	}
@@ -121,7 +128,7 @@ func (c *nameNodes) dial(_ context.Context, address string) (net.Conn, error) {
 // client calls the NameNodes at addresses, in this order. The function ends all.
 func (c *nameNodes) client(patience time.Duration, addresses ...string) (*NameNodes, func()) {
 	calls := rpc.NewClient(rpc.ClientConfig{Dial: c.dial, MaxBackoff: time.Second})
-	return New(calls, addresses, "ada", "", patience), func() {
+	return New(calls, addresses, "ada", "", rpc.FailoverConfig{Patience: patience}), func() {
 		calls.Close()
 		for _, n := range c.all {
 			n.rpc.Close()
@@ -243,6 +250,63 @@ func TestCallsGiveUp(t *testing.T) {
 		c.set("b:1", func(n *nameNode) { n.down, n.answer = false, serves })
 		if err := mkdir(t.Context(), n); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// By default a call of several NameNodes is tried for longer than HDFS's client pauses, which
+// is 165 s in all, and one of a sole NameNode for 45 s. Dials and calls that time out come on
+// top of it, 9 of a sole NameNode, unless the patience is set.
+func TestPatienceByDefault(t *testing.T) {
+	hang := func() (error, bool) { time.Sleep(time.Hour); return nil, false }
+	const call, dial = 2 * time.Minute, 20 * time.Second
+	for name, test := range map[string]struct {
+		node        nameNode
+		addresses   []string
+		patience    time.Duration
+		least, most time.Duration
+	}{
+		"several that refuse":      {nameNode{down: true}, []string{"a:1", "b:1"}, 0, 180 * time.Second, 185 * time.Second},
+		"several that stand by":    {nameNode{answer: standby}, []string{"a:1", "b:1"}, 0, 180 * time.Second, 185 * time.Second},
+		"several that hang":        {nameNode{answer: hang}, []string{"a:1", "b:1"}, 0, 15*call + 180*time.Second, 15*call + 180*time.Second + call*9/8 + 15*call/8},
+		"one that refuses":         {nameNode{down: true}, []string{"a:1"}, 0, 45 * time.Second, 50 * time.Second},
+		"one that is gone":         {nameNode{gone: true}, []string{"a:1"}, 0, 9*dial + 45*time.Second, 9*dial + 45*time.Second + dial + 20*time.Second},
+		"one that hangs":           {nameNode{answer: hang}, []string{"a:1"}, 0, 9*call + 45*time.Second, 9*call + 45*time.Second + call*9/8 + 9*call/8},
+		"one that is gone, for 5s": {nameNode{gone: true}, []string{"a:1"}, 5 * time.Second, dial, dial + time.Second},
+		"one that hangs, for 5s":   {nameNode{answer: hang}, []string{"a:1"}, 5 * time.Second, call, call * 9 / 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var nodes []*nameNode
+				for _, address := range test.addresses {
+					n := test.node
+					n.address = address
+					nodes = append(nodes, &n)
+				}
+				c := start(t, nodes...)
+				n, end := c.client(test.patience, test.addresses...)
+				defer end()
+				began := time.Now()
+				if err := mkdir(t.Context(), n); err == nil {
+					t.Error("a call of nobody succeeds")
+				}
+				if took := time.Since(began); took < test.least || took > test.most {
+					t.Errorf("it took %v, want %v to %v", took, test.least, test.most)
+				}
+			})
+		})
+	}
+}
+
+// A sole NameNode that left a call without an answer is asked again.
+func TestASecondTryAfterATimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, &nameNode{address: "a:1", answer: func() (error, bool) { time.Sleep(time.Hour); return nil, false }})
+		n, end := c.client(0, "a:1")
+		defer end()
+		time.AfterFunc(time.Minute, func() { c.set("a:1", func(n *nameNode) { n.answer = serves }) })
+		if err := mkdir(t.Context(), n); err != nil || len(c.came()) != 2 {
+			t.Errorf("%v, after %d calls", err, len(c.came()))
 		}
 	})
 }
