@@ -74,7 +74,9 @@ const modelFile = "/model"
 func bothPathsUnderAModel(t *testing.T, seed uint64) {
 	s := startSystem(t, 3, 3)
 	m := &bothModel{t: t, rng: rand.New(rand.NewPCG(seed, 0))}
-	common := func(cfg *ClientConfig) { cfg.PacketSize, cfg.ReplaceBestEffort, cfg.BlockSize = 30_000, true, modelBlock }
+	common := func(cfg *ClientConfig) {
+		cfg.PacketSize, cfg.ReplaceBestEffort, cfg.BlockSize = 30_000, true, modelBlock
+	}
 	legacy := func(cfg *ClientConfig) { cfg.LegacyTransfers = true }
 	local := func(cfg *ClientConfig) { cfg.NoLocalReads = false }
 	byDescriptor := s.own(plain, common, local)
