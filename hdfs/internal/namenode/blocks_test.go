@@ -119,6 +119,37 @@ func TestDeadDatanodeIsReplaced(t *testing.T) {
 	}
 }
 
+// A DataNode is made anew at its address: what the old one held is copied from elsewhere, or missing.
+func TestWhatWasOnADatanodeMadeAnew(t *testing.T) {
+	for _, c := range []struct {
+		replication uint32
+		missing     uint64
+		holders     int
+	}{{3, 0, 3}, {1, 1, 0}} {
+		r := newRig(t)
+		dns := r.datanodes(4)
+		id := r.write("/f", c.replication, 100, dns...).GetBlockId()
+		r.clock.advance(6 * time.Second)
+		r.turn(dns)
+		at := slices.IndexFunc(dns, func(d *fakeDatanode) bool { return d.replicas[id] != nil })
+		anew := *dns[at]
+		anew.uuid, anew.replicas = "anew", map[uint64]*clusterpb.Replica{}
+		dns[at] = &anew
+		anew.register()
+		for range 5 {
+			r.clock.advance(6 * time.Second)
+			r.turn(dns)
+		}
+		if n := r.holders(id, dns); n != c.holders {
+			t.Errorf("replication %d: %d holders, want %d", c.replication, n, c.holders)
+		}
+		stats := must[*hdfspb.GetFsStatsResponseProto](t)(r.nn.getFsStats(context.Background(), nil))
+		if stats.GetMissingBlocks() != c.missing {
+			t.Errorf("replication %d: %d blocks are missing, want %d", c.replication, stats.GetMissingBlocks(), c.missing)
+		}
+	}
+}
+
 func TestCopyIsRetried(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(2)

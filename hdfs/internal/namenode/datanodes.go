@@ -113,8 +113,14 @@ func (m *blockMap) register(dn namespace.Datanode, rack string, storages ...*clu
 		// The namespace has dropped the DataNode that had this address.
 		if other != n && other.dn.Host == dn.Host && other.dn.Port == dn.Port {
 			other.alive, other.registered = false, false
-			m.eachOf(other, func(id uint64) { m.drop(id, other) })
+			m.eachOf(other, func(id uint64) {
+				m.drop(id, other)
+				m.look(id)
+			})
 			delete(m.nodes, uuid)
+			if m.wakeMonitor != nil {
+				m.wakeMonitor()
+			}
 		}
 	}
 	now := m.cfg.now()
