@@ -243,7 +243,9 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 		r.mark = n.mark
 	}
 	if d, ok := n.deletions[id]; ok {
-		if !fresh && generation <= d.generation { // the DataNode has not carried out the deletion yet
+		// The DataNode has not carried out the deletion yet, whatever it says of the replica: once it
+		// has, it says DELETED first. Were the replica counted, another one could go in its place.
+		if generation <= d.generation {
 			d.mark = n.mark
 			n.deletions[id] = d
 			if held {
@@ -252,9 +254,7 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 			}
 			return
 		}
-		if generation > d.generation {
-			delete(n.deletions, id)
-		}
+		delete(n.deletions, id)
 	}
 	if held {
 		// A full report repeats what was there before: it heals nothing.

@@ -219,26 +219,67 @@ func TestCorruptReplicaIsReplaced(t *testing.T) {
 }
 
 // A DataNode refuses to delete a replica that is newer than the one it is told to delete.
-// Its next full report ends the order, or the block would never have its replicas.
+// What it says of that, in a full report or by itself, ends the order, or the block would never
+// have its replicas.
 func TestDeletionOfAnOlderReplicaEnds(t *testing.T) {
-	r := newRig(t)
-	dns := r.datanodes(3)
-	b := r.write("/f", 3, 100, dns...)
-	m, d := r.nn.blocks, dns[0]
-	m.mu.Lock()
-	n := m.nodes[d.uuid]
-	m.deleteFrom(n, b.GetBlockId(), b.GetGenerationStamp()-1)
-	m.drop(b.GetBlockId(), n)
-	m.mu.Unlock()
-	d.report()
-	m.mu.Lock()
-	left := len(n.deletions)
-	m.mu.Unlock()
-	if left != 0 {
-		t.Errorf("%d deletions are still ordered", left)
+	for name, say := range map[string]func(*fakeDatanode, *hdfspb.ExtendedBlockProto){
+		"in a full report": func(d *fakeDatanode, _ *hdfspb.ExtendedBlockProto) { d.report() },
+		"by itself":        (*fakeDatanode).receive,
+	} {
+		r := newRig(t)
+		dns := r.datanodes(3)
+		b := r.write("/f", 3, 100, dns...)
+		m, d := r.nn.blocks, dns[0]
+		m.mu.Lock()
+		n := m.nodes[d.uuid]
+		m.deleteFrom(n, b.GetBlockId(), b.GetGenerationStamp()-1)
+		m.drop(b.GetBlockId(), n)
+		m.mu.Unlock()
+		say(d, b)
+		m.mu.Lock()
+		left := len(n.deletions)
+		m.mu.Unlock()
+		if left != 0 {
+			t.Errorf("%s: %d deletions are still ordered", name, left)
+		}
+		if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 3 {
+			t.Errorf("%s: %d good replicas, want 3", name, n)
+		}
 	}
-	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 3 {
-		t.Errorf("%d good replicas, want 3", n)
+}
+
+// A replica whose deletion is ordered does not count, whatever its DataNode says of it, until the
+// deletion is done: else the next one to go would be the last.
+func TestReplicaToBeDeletedDoesNotCount(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 2, 100, dns...)
+	stays, goes := dns[0], dns[1]
+	goes.room = 1 << 30
+	goes.storages = []*clusterpb.Storage{{Id: proto.String("DS-1"), Capacity: proto.Uint64(2 << 40), Remaining: &goes.room}} // told by enroll, too
+	r.turn(dns)
+	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+	r.clock.advance(6 * time.Second)
+	r.check()
+	goes.enroll()
+	goes.changed(clusterpb.ReplicaChange_RECEIVED, goes.replicas[b.GetBlockId()])
+	goes.report()
+	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 1 {
+		t.Errorf("%d locations while a deletion is ordered, want 1", n)
+	}
+	stays.room = 1 << 20
+	for range 2 {
+		stays.heartbeat(dns)
+		r.check()
+	}
+	r.turn(dns)
+	if n := r.holders(b.GetBlockId(), dns); n != 1 {
+		t.Errorf("%d holders, want 1", n)
+	}
+	// Once it is deleted the block may come back.
+	goes.receive(b)
+	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 2 {
+		t.Errorf("%d locations of a block that has come back, want 2", n)
 	}
 }
 
