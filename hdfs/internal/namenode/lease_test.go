@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -496,6 +497,32 @@ func TestDeadPipelineHoldsNoLease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A block that is being written has DataNodes for readers also when all of its pipeline are away,
+// as in HDFS: without any they would take it for one that nobody has begun.
+func TestBlocksBeingWrittenKeepTheirDataNodes(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	r.create("/f", "w", 2)
+	r.addBlock("/f", "w", nil)
+	r.nn.Close()
+	r.open()
+	locs := func(want ...uint32) {
+		t.Helper()
+		for _, lb := range append(r.locations("/f").GetBlocks(), r.locations("/f").GetLastBlock()) {
+			var ports []uint32
+			for _, n := range lb.GetLocs() {
+				ports = append(ports, n.GetId().GetIpcPort())
+			}
+			if slices.Sort(ports); !slices.Equal(ports, want) {
+				t.Errorf("DataNodes at %v, want %v", ports, want)
+			}
+		}
+	}
+	locs(9001, 9002)
+	dns[1].register()
+	locs(9002)
 }
 
 // Whoever comes back when the others have been asked may have what they lack: its bytes

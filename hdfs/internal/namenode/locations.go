@@ -110,7 +110,13 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 		wanted := first || len(out.Blocks) > 0 && at < to
 		last := i == len(blocks)-1
 		if wanted || last {
-			lb := nn.blocks.locatedPB(b, at, nn.blocks.locate(b.ID, b, reader, room[:0]))
+			l := nn.blocks.locate(b.ID, b, reader, room[:0])
+			lb := nn.blocks.locatedPB(b, at, l)
+			if len(l.nodes) == 0 && b.Construction != nil {
+				// As in HDFS: without a DataNode readers would take the block for one that
+				// nobody has begun, whatever was flushed.
+				lb = nn.blocks.pipelinePB(b, at)
+			}
 			if wanted {
 				out.Blocks = append(out.Blocks, lb)
 			}
