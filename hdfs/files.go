@@ -55,12 +55,27 @@ func (c *Client) ReadFile(ctx context.Context, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	b := make([]byte, f.Size())
-	n, err := f.f.ReadAt(ctx, b, 0)
-	if err != nil {
-		return b[:n], c.fail("read", f.name, err)
+	size := f.Size()
+	first := size
+	if f.BeingWritten() { // a DataNode alone says how long it is
+		first = min(size, 64<<20)
 	}
-	return b, nil
+	b, err := contents(size, first, func(b []byte, off int64) (int, error) { return f.f.ReadAt(ctx, b, off) })
+	return b, c.fail("read", f.name, err)
+}
+
+// contents reads size bytes, or those before an error. It has memory for first bytes, 1 at least if
+// there are any, and then for as many as have come.
+func contents(size, first int64, readAt func(b []byte, off int64) (int, error)) ([]byte, error) {
+	b := make([]byte, first)
+	for n := int64(0); ; {
+		m, err := readAt(b[n:], n)
+		n += int64(m)
+		if err != nil || n == size {
+			return b[:n], err
+		}
+		b = append(b, make([]byte, min(size-n, n))...)
+	}
 }
 
 // Name is the file's path.
@@ -132,6 +147,10 @@ type CreateOptions struct {
 // ErrBlockMissing says that no DataNode gives a block that is read, for as long and as often as
 // [ClientConfig].ReadFailures says: Java's BlockMissingException.
 var ErrBlockMissing = reader.ErrMissing
+
+// ErrFileReplaced says that a file which is being read is another one by now, or was truncated,
+// so that the rest of it can't be had. A read never gives bytes of both.
+var ErrFileReplaced = reader.ErrReplaced
 
 // ErrLeaseLost says that a file which is being written is not this client's any more: its lease
 // could not be renewed, or the NameNode has given it to another client.

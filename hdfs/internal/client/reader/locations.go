@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sort"
 	"sync"
+	"time"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
@@ -37,7 +39,43 @@ func (b *located) end() int64 { return b.start + b.length }
 type blocks struct {
 	list   []*located
 	length int64
-	open   bool // somebody writes
+	open   bool                       // somebody writes
+	last   *hdfspb.ExtendedBlockProto // the file's; nil if it has none
+}
+
+// ErrReplaced is how a read ends of a file in whose place is another one.
+var ErrReplaced = errors.New("another file has come in its place since it was opened, or it was truncated: open it again")
+
+// same tells whether two are the same block, maybe with another generation or length.
+func same(a, b *hdfspb.ExtendedBlockProto) bool {
+	return a != nil && b != nil && a.GetBlockId() == b.GetBlockId() && a.GetPoolId() == b.GetPoolId()
+}
+
+// proves tells whether an answer of the NameNode, with the blocks of list, is of the file that
+// bs are of, which it is if it has any block of that. The error is [ErrReplaced] if it has
+// another block where there was one. An id is never given to two blocks.
+func (bs *blocks) proves(lbs *hdfspb.LocatedBlocksProto, list []*located) (bool, error) {
+	proved := len(bs.list) == 0 || same(bs.last, lbs.GetLastBlock().GetB())
+	for _, b := range list {
+		i := sort.Search(len(bs.list), func(i int) bool { return bs.list[i].start >= b.start })
+		if i == len(bs.list) || bs.list[i].start != b.start {
+			continue
+		}
+		if !same(bs.list[i].GetB(), b.GetB()) {
+			return false, ErrReplaced
+		}
+		proved = true
+	}
+	return proved, nil
+}
+
+// before is where the last known block begins that begins at off or before.
+func (bs *blocks) before(off int64) int64 {
+	i := sort.Search(len(bs.list), func(i int) bool { return bs.list[i].start > off })
+	if i == 0 {
+		return off
+	}
+	return bs.list[i-1].start
 }
 
 // find returns the block that has the byte at off, or nil.
@@ -116,20 +154,54 @@ func (f *File) ask(ctx context.Context, off, length int64) (*hdfspb.LocatedBlock
 	return lbs, nil
 }
 
+const (
+	// lastTries and lastPause are how often, and after which pause, the NameNode is asked again
+	// for the DataNodes of a last block that is being written, as by HDFS's client.
+	lastTries = 3
+	lastPause = 4 * time.Second
+)
+
+// errNoneKnown says that nobody can tell how long a file is that is being written.
+var errNoneKnown = errors.New("the NameNode knows no DataNode that has its last block, which is being written")
+
 // load finds out the length of the file and the first of its blocks.
 func (f *File) load(ctx context.Context) error {
-	lbs, err := f.ask(ctx, 0, f.cfg.Prefetch)
-	if err != nil {
-		return err
+	for try := 0; ; try++ {
+		lbs, err := f.ask(ctx, 0, f.cfg.Prefetch)
+		if err != nil {
+			return err
+		}
+		if lbs.GetFileLength() > math.MaxInt64 || lbs.GetLastBlock().GetOffset() > math.MaxInt64 {
+			return fmt.Errorf("%s has %d bytes, its last block begins at %d: the NameNode's answer makes no sense", f.name, lbs.GetFileLength(), lbs.GetLastBlock().GetOffset())
+		}
+		last := lbs.GetLastBlock()
+		if lbs.GetIsLastBlockComplete() {
+			last = nil
+		}
+		// DataNodes may have yet to report what they have to a NameNode that has started anew.
+		if len(last.GetLocs()) > 0 || last.GetB().GetNumBytes() == 0 {
+			return f.loaded(ctx, lbs, last)
+		}
+		if try == lastTries {
+			return fmt.Errorf("%s: %w: block %d", f.name, errNoneKnown, last.GetB().GetBlockId())
+		}
+		if !sleep(ctx, lastPause) {
+			return context.Cause(ctx)
+		}
 	}
-	known := &blocks{length: int64(lbs.GetFileLength()), open: lbs.GetUnderConstruction()}
+}
+
+// loaded takes what the NameNode has answered to load. growing is the last block if that is
+// being written, or nil.
+func (f *File) loaded(ctx context.Context, lbs *hdfspb.LocatedBlocksProto, growing *hdfspb.LocatedBlockProto) error {
+	known := &blocks{length: int64(lbs.GetFileLength()), open: lbs.GetUnderConstruction(), last: lbs.GetLastBlock().GetB()}
 	list, err := convert(lbs.GetBlocks())
 	if err != nil {
 		return err
 	}
 	known.add(list)
-	if last := lbs.GetLastBlock(); last != nil && !lbs.GetIsLastBlockComplete() {
-		b, err := f.growing(ctx, last)
+	if growing != nil {
+		b, err := f.growing(ctx, growing)
 		if err != nil {
 			return err
 		}
@@ -140,6 +212,11 @@ func (f *File) load(ctx context.Context) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.known != nil {
+		if proved, err := f.known.proves(lbs, known.list); err != nil || !proved {
+			return fmt.Errorf("%s: %w", f.name, ErrReplaced)
+		}
+	}
 	f.known = known
 	return nil
 }
@@ -164,6 +241,9 @@ func (f *File) growingNow(ctx context.Context, last *hdfspb.LocatedBlockProto) (
 	missing := 0
 	for _, n := range last.GetLocs() {
 		length, err := f.cfg.Path.VisibleLength(ctx, n, last.GetB(), last.GetBlockToken())
+		if err == nil && (length < 0 || length > math.MaxInt64-b.start) {
+			err = fmt.Errorf("it says %d bytes, which makes no sense", length)
+		}
 		if err == nil {
 			b.length = length
 			return b, nil
@@ -191,27 +271,50 @@ func (f *File) block(ctx context.Context, off int64, refresh bool) (*located, er
 	if b != nil && !refresh {
 		return b, nil
 	}
+	var err error
 	if b != nil && b.growing {
-		if err := f.load(ctx); err != nil { // it may be complete by now
-			return nil, err
-		}
+		err = f.load(ctx) // it may be complete by now
 	} else {
-		lbs, err := f.ask(ctx, off, f.cfg.Prefetch)
-		if err != nil {
-			return nil, err
-		}
-		list, err := convert(lbs.GetBlocks())
-		if err != nil {
-			return nil, err
-		}
-		f.mu.Lock()
-		f.known.add(list)
-		f.mu.Unlock()
+		err = f.locate(ctx, off)
+	}
+	if err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if b := f.known.find(off); b != nil {
 		return b, nil
 	}
-	return nil, fmt.Errorf("%s: the NameNode knows no block at %d any more; the file has %d bytes when it was opened: open it again", f.name, off, f.known.length)
+	return nil, fmt.Errorf("%s: the NameNode knows no block at %d any more; the file had %d bytes when it was opened: open it again", f.name, off, f.known.length)
+}
+
+// locate asks the NameNode for the blocks from off on. Nothing but their blocks tells whether
+// the file is the one that was opened: where the answer has none that was known, not the last
+// one either, the next one begins with one that was.
+func (f *File) locate(ctx context.Context, off int64) error {
+	for from := off; ; {
+		lbs, err := f.ask(ctx, from, off-from+f.cfg.Prefetch)
+		if err != nil {
+			return err
+		}
+		list, err := convert(lbs.GetBlocks())
+		if err != nil {
+			return err
+		}
+		f.mu.Lock()
+		proved, err := f.known.proves(lbs, list)
+		if err == nil && proved {
+			f.known.add(list)
+			f.known.last = lbs.GetLastBlock().GetB()
+		}
+		before := f.known.before(off)
+		f.mu.Unlock()
+		switch {
+		case err == nil && proved:
+			return nil
+		case err != nil || before >= from:
+			return fmt.Errorf("%s: %w", f.name, ErrReplaced)
+		}
+		from = before
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -163,7 +164,7 @@ func (c *cluster) Read(ctx context.Context, req *data.ReadRequest) (data.BlockRe
 			return nil, err
 		}
 	}
-	at := int(req.Block.GetBlockId()-100)*testBlock + int(req.Offset)
+	at := int(req.Block.GetBlockId()-100)%1000*testBlock + int(req.Offset)
 	return &ranged{c, ctx, req, at, at + int(req.Length)}, nil
 }
 
@@ -425,6 +426,119 @@ func TestCorruptReplicasAreReported(t *testing.T) {
 	})
 }
 
+// become has the NameNode tell of another file at the path from now on, all of whose blocks but the
+// first kept are others, by their ids. It is the n-th one.
+func (c *cluster) become(n, kept int) {
+	c.answer = func(resp *hdfspb.LocatedBlocksProto) {
+		for _, lb := range append(resp.Blocks, resp.LastBlock) {
+			if id := lb.GetB().GetBlockId(); id >= uint64(100+kept) && id < 1000 {
+				lb.B.BlockId = proto.Uint64(id + uint64(1000*n))
+			}
+		}
+	}
+}
+
+// A file in whose place another one comes while it is read ends the read: never are the bytes of
+// both mixed.
+func TestReplacedFilesAreNotMixed(t *testing.T) {
+	replaced := func(t *testing.T, err error) {
+		t.Helper()
+		if !errors.Is(err, ErrReplaced) {
+			t.Errorf("%v", err)
+		}
+	}
+	open := func(t *testing.T, c *cluster) *File {
+		f, err := Open(t.Context(), c.config(), "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	p := make([]byte, 100)
+	t.Run("where nothing was known", func(t *testing.T) {
+		c := newCluster(5*testBlock, 2)
+		f := open(t, c)
+		c.become(1, 0)
+		_, err := f.ReadAt(t.Context(), p, 4*testBlock)
+		replaced(t, err)
+		_, err = io.Copy(io.Discard, f)
+		replaced(t, err)
+	})
+	t.Run("where a block was known", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(5*testBlock, 2)
+			f := open(t, c)
+			c.become(1, 0)
+			c.read = func(*data.ReadRequest, int) error { return errors.New("there is no such replica") }
+			_, err := f.ReadAt(t.Context(), p, testBlock)
+			replaced(t, err)
+		})
+	})
+	t.Run("while it grows", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(2*testBlock, 2)
+			c.open, c.visible = true, func(string) (int64, error) { return 1000, nil }
+			f := open(t, c)
+			c.become(1, 0)
+			c.read = func(*data.ReadRequest, int) error { return errors.New("there is no such replica") }
+			_, err := f.ReadAt(t.Context(), p, testBlock)
+			replaced(t, err)
+			replaced(t, f.Refresh(t.Context()))
+			c.answer, c.content, c.open = nil, nil, false // by an empty one
+			c.answer = func(resp *hdfspb.LocatedBlocksProto) { resp.LastBlock = nil }
+			replaced(t, f.Refresh(t.Context()))
+			if f.Length() != testBlock+1000 {
+				t.Errorf("%d bytes", f.Length())
+			}
+		})
+	})
+}
+
+// A file that was appended to, or whose blocks have got other generations, is the same one.
+func TestFilesThatGoOnAreTheSame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(10*testBlock, 1)
+		f, err := Open(t.Context(), c.config(), "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		p := make([]byte, 100)
+		read := func(block, asked int) {
+			t.Helper()
+			if _, err := f.ReadAt(t.Context(), p, int64(block)*testBlock); err != nil || !bytes.Equal(p, c.content[block*testBlock:][:100]) {
+				t.Errorf("block %d: %v", block, err)
+			}
+			if len(c.asked) != asked {
+				t.Errorf("the NameNode was asked %d times, want %d", len(c.asked), asked)
+			}
+		}
+		read(0, 1)
+		read(2, 2) // and of the block behind it: the last one says that it is the same file
+		c.become(1, 6)
+		read(5, 4) // the last one is another, so from block 3 on
+		read(4, 4)
+		read(7, 5)
+		c.become(2, 6)
+		if _, err := f.ReadAt(t.Context(), p, 9*testBlock); !errors.Is(err, ErrReplaced) {
+			t.Errorf("%v", err)
+		}
+		c.answer = func(resp *hdfspb.LocatedBlocksProto) {
+			for _, lb := range append(resp.Blocks, resp.LastBlock) {
+				lb.B.GenerationStamp = proto.Uint64(2)
+			}
+		}
+		c.read = func(req *data.ReadRequest, _ int) error {
+			if req.Block.GetGenerationStamp() < 2 {
+				return errors.New("there is no such replica")
+			}
+			return nil
+		}
+		read(0, 8)
+	})
+}
+
 // A token that is refused is replaced once, and the DataNode is not to blame.
 func TestTokensAreReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -473,6 +587,13 @@ func TestGrowingFiles(t *testing.T) {
 			}
 			return 0, errors.New("connection refused")
 		}, 0, true},
+		{"one makes no sense", func(node string) (int64, error) {
+			if node == "uuid-1" {
+				return -1, nil
+			}
+			return 79, nil
+		}, testBlock + 79, false},
+		{"none makes sense", func(string) (int64, error) { return math.MaxInt64, nil }, 0, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := newCluster(2*testBlock, 2)
@@ -493,6 +614,55 @@ func TestGrowingFiles(t *testing.T) {
 			if err := f.Refresh(t.Context()); err != nil || f.Length() != 2*testBlock || f.Growing() {
 				t.Errorf("closed, and it has %d bytes: %v", f.Length(), err)
 			}
+		})
+	}
+}
+
+// The NameNode is asked again for the DataNodes of a last block with bytes that is being
+// written, and a file of which it knows none then is not opened without them.
+func TestGrowingFilesWithoutDataNodes(t *testing.T) {
+	for _, k := range []struct {
+		name   string
+		empty  bool
+		after  int // so many answers DataNodes are known
+		length int64
+		asked  int
+	}{
+		{"for a while", false, 3, testBlock + 77, 4},
+		{"for long", false, 4, -1, 4},
+		{"of which nobody has a byte", true, 4, testBlock, 1},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(2*testBlock, 2)
+				c.open, c.visible = true, func(string) (int64, error) { return 77, nil }
+				c.answer = func(resp *hdfspb.LocatedBlocksProto) {
+					if len(c.asked) <= k.after {
+						resp.LastBlock.Locs = nil
+					}
+					if k.empty {
+						resp.LastBlock.B.NumBytes = proto.Uint64(0)
+					}
+				}
+				began := time.Now()
+				f, err := Open(t.Context(), c.config(), "/file")
+				if k.length < 0 {
+					if !errors.Is(err, errNoneKnown) {
+						t.Errorf("%v", err)
+					}
+				} else if err != nil || f.Length() != k.length {
+					t.Errorf("%+v, %v", f, err)
+				}
+				if took := time.Since(began); len(c.asked) != k.asked || took != time.Duration(k.asked-1)*lastPause {
+					t.Errorf("asked %d times in %v", len(c.asked), took)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), lastPause/2)
+				defer cancel()
+				c.asked = nil
+				if _, err := Open(ctx, c.config(), "/file"); !k.empty && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%v", err)
+				}
+			})
 		})
 	}
 }
