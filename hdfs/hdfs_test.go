@@ -76,6 +76,12 @@ func systemIn(t testing.TB, dataNodes, replication int, host string, change ...f
 	if err != nil {
 		t.Fatal(err)
 	}
+	return systemOn(t, rt, dataNodes, replication, host, change...)
+}
+
+// systemOn is one whose runtime is given, and is closed with it.
+func systemOn(t testing.TB, rt *verbena.Runtime, dataNodes, replication int, host string, change ...func(*ClusterConfig)) *system {
+	t.Helper()
 	s := &system{t: t, rt: rt, dialers: map[string]*Dialer{}, cfg: ClusterConfig{
 		Runtime: rt, Dir: t.TempDir(), Host: host, DataNodes: dataNodes, Replication: replication,
 	}}

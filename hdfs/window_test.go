@@ -13,13 +13,13 @@ func warm(t *testing.T, c *Client, f *FileReader, content []byte, n uint64) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(5, 6))
 	began := c.WindowReads().Reads
-	for deadline := time.Now().Add(20 * time.Second); c.WindowReads().Reads < began+n; {
+	for deadline := time.Now().Add(time.Minute); c.WindowReads().Reads < began+n; {
 		off := random.IntN(len(content))
 		if err := at(f, content, off, 1+random.IntN(9000)); err != nil {
 			t.Fatalf("at %d: %v", off, err)
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after 20 s %+v", c.WindowReads())
+			t.Fatalf("after a minute %+v", c.WindowReads())
 		}
 	}
 }

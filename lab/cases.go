@@ -60,6 +60,7 @@ const (
 	livenessPackage = "./internal/liveness"
 	runtimePackage  = "."
 	shufflePackage  = "./shuffle"
+	filesPackage    = "./hdfs"
 )
 
 // onAdapters are those of the runtime's tests over all transports that run over
@@ -140,6 +141,8 @@ var boots = []boot{
 	{name: "runtime-siw", pkg: runtimePackage, tests: onAdapters, world: "siw", below: "/^ibverbs$", env: hosts("siw")},
 	{name: "shuffle-rxe", pkg: shufflePackage, tests: exchanges, world: "rxe", env: hosts("rxe"), limit: quickLimit},
 	{name: "shuffle-siw", pkg: shufflePackage, tests: exchanges, world: "siw", env: hosts("siw"), limit: quickLimit},
+	{name: "files-rxe", pkg: filesPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe", env: hosts("rxe")},
+	{name: "files-siw", pkg: filesPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw", env: hosts("siw")},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
 	{name: "partition", pkg: livenessPackage, tests: regexp.MustCompile(`.`), limit: quickLimit},
 	{name: "squeeze", pkg: providersPackage, tests: regexp.MustCompile(`^TestSqueezedProcess$`), env: []string{"VERBENA_SQUEEZE=1"}},
