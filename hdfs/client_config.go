@@ -340,9 +340,6 @@ func LoadHadoopConf(more ...string) (*conf.Properties, error) {
 func NameNodesOf(p *conf.Properties, uri string) ([]string, error) {
 	if uri == "" {
 		uri, _ = p.String("fs.defaultFS")
-		if uri == "" {
-			uri, _ = p.String("fs.default.name")
-		}
 	}
 	var host string
 	if uri != "" {

@@ -40,7 +40,7 @@ func (f *hadoopFlags) read(heeded func(name string) bool) (*conf.Properties, err
 		if !ok {
 			return nil, fmt.Errorf("--property %s: want NAME=VALUE", each)
 		}
-		if !heeded(name) {
+		if !heeded(conf.Current(name)) {
 			return nil, fmt.Errorf("--property %s: no such property is heeded here: docs/configuration.md lists those that are", name)
 		}
 		p.Set(name, value, "--property")

@@ -1,17 +1,16 @@
 // Package conf reads Hadoop's configuration files: XML with a name and a value for
-// each property. Of what is in them it knows nothing but how Hadoop writes
-// numbers, sizes, times and lists.
+// each property, and what they include. Of what is in them it knows nothing but how Hadoop
+// writes numbers, sizes, times and lists, and which names are older ones of others.
 package conf
 
 import (
-	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +37,8 @@ type value struct {
 }
 
 // Read reads files, or directories with any of [Files] in them, each over the one
-// before. A property that is final in one stays.
+// before. A property that is final in one stays. Those of files that a file includes count
+// as its own.
 func Read(paths ...string) (*Properties, error) {
 	p := &Properties{values: make(map[string]value), paths: paths}
 	for _, path := range paths {
@@ -67,38 +67,12 @@ func Read(paths ...string) (*Properties, error) {
 	return p, nil
 }
 
-func (p *Properties) add(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	var doc struct {
-		XMLName    xml.Name `xml:"configuration"`
-		Properties []struct {
-			Name  string `xml:"name"`
-			Value string `xml:"value"`
-			Final string `xml:"final"`
-		} `xml:"property"`
-	}
-	if err := xml.NewDecoder(io.LimitReader(f, maxFile)).Decode(&doc); err != nil {
-		return fmt.Errorf("configuration of Hadoop: %s: %w", path, err)
-	}
-	for _, each := range doc.Properties {
-		name := strings.TrimSpace(each.Name)
-		if name == "" || p.values[name].final {
-			continue
-		}
-		p.values[name] = value{strings.TrimSpace(each.Value), path, strings.TrimSpace(each.Final) == "true"}
-	}
-	return nil
-}
-
 // Set sets a property, whatever the files have; from says where that comes from.
 func (p *Properties) Set(name, text, from string) {
 	if p.values == nil {
 		p.values = make(map[string]value)
 	}
+	name = Current(name)
 	v := value{strings.TrimSpace(text), from, true}
 	p.values[name] = v
 	if p.set == nil {
@@ -134,42 +108,64 @@ func (p *Properties) Names() []string {
 	return out
 }
 
-// String returns a property's text, with ${other.property} and ${env.NAME} in it
-// replaced as Hadoop does. An empty value counts as none.
+// String returns a property's text, with ${other.property}, ${env.NAME}, and
+// ${env.NAME:-default} and ${env.NAME-default}, which are those of shells, in it replaced as
+// Hadoop does. It stops at what is not set. An empty value counts as none.
 func (p *Properties) String(name string) (text string, ok bool) {
 	if p == nil {
 		return "", false
 	}
-	v, ok := p.values[name]
+	v, ok := p.values[Current(name)]
 	if !ok {
 		return "", false
 	}
-	text = p.expand(v.text, 0)
+	text = p.expand(v.text)
 	return text, text != ""
 }
 
-// maxDepth is how deep references may be nested; Hadoop has the same.
-const maxDepth = 20
+// maxReplaced is how many references are replaced in a text; Hadoop refuses more.
+const maxReplaced = 20
 
-func (p *Properties) expand(text string, depth int) string {
-	begin := strings.Index(text, "${")
-	if begin < 0 || depth == maxDepth {
-		return text
+// reference is one without another inside.
+var reference = regexp.MustCompile(`\$\{([^}$ ]+)\}`)
+
+// expand replaces references, those inside others first. A text that is not done with after
+// maxReplaced of them, as one that refers to itself, stays as it is.
+func (p *Properties) expand(text string) string {
+	before := text
+	for range maxReplaced {
+		at := reference.FindStringSubmatchIndex(text)
+		if at == nil {
+			return text
+		}
+		with, ok := p.referred(text[at[2]:at[3]])
+		if !ok {
+			return text
+		}
+		text = text[:at[0]] + with + text[at[1]:]
 	}
-	length := strings.IndexByte(text[begin:], '}')
-	if length < 0 {
-		return text
+	if reference.MatchString(text) {
+		return before
 	}
-	name, rest := text[begin+2:begin+length], p.expand(text[begin+length+1:], depth)
-	var with string
-	if env, ok := strings.CutPrefix(name, "env."); ok {
-		with = os.Getenv(env)
-	} else if v, ok := p.values[name]; ok {
-		with = p.expand(v.text, depth+1)
-	} else {
-		with = "${" + name + "}"
+	return text
+}
+
+// referred is what a reference stands for.
+func (p *Properties) referred(name string) (text string, ok bool) {
+	if env, is := strings.CutPrefix(name, "env."); is && env != "" {
+		env, without, defaults := strings.Cut(env, "-")
+		env, emptyToo := strings.CutSuffix(env, ":")
+		emptyToo = emptyToo && defaults
+		text, ok = os.LookupEnv(env)
+		switch {
+		case defaults && (!ok || emptyToo && text == ""):
+			return without, true
+		case ok:
+			return text, true
+		}
 	}
-	return text[:begin] + with + rest
+	v, ok := p.values[Current(name)]
+	return v.text, ok
 }
 
 // From tells where a property comes from: a file, or what Set was told.
@@ -177,7 +173,7 @@ func (p *Properties) From(name string) string {
 	if p == nil {
 		return ""
 	}
-	return p.values[name].from
+	return p.values[Current(name)].from
 }
 
 func (p *Properties) bad(name, text, want string) error {

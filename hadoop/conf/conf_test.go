@@ -32,7 +32,7 @@ func file(t *testing.T, dir, name string, pairs ...string) string {
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	file(t, dir, "core-site.xml", "a", "core", "b", "core FINAL", "empty", "")
-	file(t, dir, "hdfs-site.xml", "a", "hdfs", "b", "hdfs", "c", "${a}-${b}-${none}-${env.VERBENA_TEST_CONF}", "loop", "${loop}")
+	file(t, dir, "hdfs-site.xml", "a", "hdfs", "b", "hdfs", "c", "${a}-${b}-${env.VERBENA_TEST_CONF}-${none}-${a}", "loop", "${loop}")
 	more := file(t, t.TempDir(), "more.xml", "d", "more")
 	t.Setenv("VERBENA_TEST_CONF", "env")
 	p, err := Read(dir, more)
@@ -40,7 +40,7 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Set("e", "set", "a flag")
-	for name, want := range map[string]string{"a": "hdfs", "b": "core", "c": "hdfs-core-${none}-env", "d": "more", "e": "set", "empty": "", "none": ""} {
+	for name, want := range map[string]string{"a": "hdfs", "b": "core", "c": "hdfs-core-env-${none}-${a}", "d": "more", "e": "set", "empty": "", "none": ""} {
 		if got, ok := p.String(name); got != want || ok != (want != "") {
 			t.Errorf("%s is %q %t, want %q", name, got, ok, want)
 		}
@@ -145,4 +145,166 @@ func TestAgain(t *testing.T) {
 	if none, err := (*Properties)(nil).Again(); none != nil || err != nil {
 		t.Errorf("nothing read again is %v, %v", none, err)
 	}
+}
+
+func write(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// References are replaced as Hadoop's Configuration does: the defaults of variables are those of
+// shells, and what is not set ends it.
+func TestReferences(t *testing.T) {
+	t.Setenv("VERBENA_SET", "set")
+	t.Setenv("VERBENA_EMPTY", "")
+	p := &Properties{}
+	p.Set("a", "A", "here")
+	p.Set("key", "a", "here")
+	p.Set("env.VERBENA_PROPERTY", "own", "here")
+	p.Set("twenty", strings.Repeat("${a}", 20), "here")
+	p.Set("more", strings.Repeat("${a}", 21), "here")
+	p.Set("round", "${about}", "here")
+	p.Set("about", "${round}", "here")
+	for text, want := range map[string]string{
+		"${env.VERBENA_SET}":         "set",
+		"${env.VERBENA_SET:-d}":      "set",
+		"${env.VERBENA_SET-d}":       "set",
+		"${env.VERBENA_NONE:-d}/x":   "d/x",
+		"${env.VERBENA_NONE-d}/x":    "d/x",
+		"${env.VERBENA_NONE:-}x":     "x",
+		"${env.VERBENA_NONE-a:-b-c}": "a:-b-c",
+		"${env.VERBENA_EMPTY:-d}":    "d",
+		"x${env.VERBENA_EMPTY-d}":    "x",
+		"${env.VERBENA_NONE}":        "${env.VERBENA_NONE}",
+		"${env.VERBENA_PROPERTY}":    "own",
+		"${env.}":                    "${env.}",
+		"${env.VERBENA_NONE:-${a}}":  "A",
+		"${${key}}":                  "A",
+		"${a}${none}${a}":            "A${none}${a}",
+		"${a":                        "${a",
+		"${a b}":                     "${a b}",
+		"${twenty}":                  "${twenty}", // 21 with itself
+		strings.Repeat("${a}", 20):   strings.Repeat("A", 20),
+		"${more}":                    "${more}",
+		"${round}":                   "${round}",
+	} {
+		p.Set("text", text, "here")
+		if got, _ := p.String("text"); got != want {
+			t.Errorf("%s is %q, want %q", text, got, want)
+		}
+	}
+}
+
+const include = `<configuration xmlns:xi="http://www.w3.org/2001/XInclude">`
+
+// Files that are included count as if they stood there, relative to the one that includes
+// them. One that is not there needs a fallback.
+func TestIncludes(t *testing.T) {
+	dir := t.TempDir()
+	absolute := write(t, t.TempDir(), "absolute.xml", `<configuration><property name="abs" value="yes" final="true"/></configuration>`)
+	write(t, dir, "core-site.xml", include+`
+		<property><name>a</name><value>before</value></property>
+		<property><name>b</name><value>before</value></property>
+		<xi:include href="more/one.xml"><xi:fallback><property><name>c</name><value>unused</value></property></xi:fallback></xi:include>
+		<property><name>b</name><value>behind</value></property>
+		<property><name>abs</name><value>no</value></property>
+		<xi:include href="gone.xml"><xi:fallback>
+			<property><name>d</name><value>instead</value></property>
+			<xi:include href="`+absolute+`"/>
+		</xi:fallback></xi:include>
+		<property><name>abs</name><value>no</value></property>
+		<xi:include/>
+	</configuration>`)
+	one := write(t, dir, "more/one.xml", include+`<property><name>a</name><value>one</value></property><xi:include href="two.xml"/></configuration>`)
+	write(t, dir, "more/two.xml", `<configuration><property><name>two</name><value>yes</value></property>
+		<configuration><property><name>inner</name><value>yes</value></property></configuration>
+		<property><name>a</name></property></configuration>`)
+	p, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"a": "one", "b": "behind", "c": "", "d": "instead", "two": "yes", "inner": "yes", "abs": "yes"} {
+		if got, _ := p.String(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	if from := p.From("a"); from != one {
+		t.Errorf("a comes from %s", from)
+	}
+}
+
+func TestBadIncludes(t *testing.T) {
+	for name, test := range map[string]struct{ text, says string }{
+		"missing":   {`<xi:include href="gone.xml"/>`, "no fallback"},
+		"url":       {`<xi:include href="http://127.0.0.1:1/x.xml"><xi:fallback/></xi:include>`, "only files"},
+		"malformed": {`<xi:include href="bad.xml"><xi:fallback/></xi:include>`, "bad.xml"},
+		"itself":    {`<xi:include href="core-site.xml"/>`, "20 files inside each other"},
+		"often":     {`<xi:include href="wide.xml"/>`, "1000 files in all"},
+		"half":      {`<xi:include href="gone.xml"><xi:fallback>`, "closed by"},
+		"file url":  {`<xi:include href="file:///verbena/gone.xml"/>`, "/verbena/gone.xml"},
+	} {
+		dir := t.TempDir()
+		write(t, dir, "bad.xml", "<configuration><property>")
+		write(t, dir, "empty.xml", "<configuration/>")
+		write(t, dir, "wide.xml", include+strings.Repeat(`<xi:include href="empty.xml"/>`, 1000)+"</configuration>")
+		write(t, dir, "core-site.xml", include+test.text+"</configuration>")
+		write(t, dir, "hdfs-site.xml", "<configuration/>")
+		if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What has a new name is found by either, and the last value counts.
+func TestRenamed(t *testing.T) {
+	dir := t.TempDir()
+	file(t, dir, "core-site.xml", "fs.defaultFS", "hdfs://new", "fs.default.name", "hdfs://old", "dfs.block.size", "1m", "x", "${dfs.block.size}")
+	file(t, dir, "hdfs-site.xml", "dfs.socket.timeout", "1 FINAL", "dfs.client.socket-timeout", "2")
+	p, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Set("dfs.umaskmode", "027", "a flag")
+	for name, want := range map[string]string{"fs.defaultFS": "hdfs://old", "dfs.blocksize": "1m", "dfs.block.size": "1m", "x": "1m", "dfs.client.socket-timeout": "1", "fs.permissions.umask-mode": "027"} {
+		if got, _ := p.String(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	if from := p.From("dfs.umaskmode"); from != "a flag" {
+		t.Errorf("it comes from %s", from)
+	}
+	for old, now := range renamed {
+		if _, again := renamed[now]; again {
+			t.Errorf("%s was renamed twice", old)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add("<configuration><property><name>a</name><value>${b}</value><final>true</final></property></configuration>")
+	f.Add(`<?xml version="1.0"?><!-- c --><configuration><configuration><property name="a" value="b"/></configuration></configuration>`)
+	f.Add(include + `<xi:include href=""><xi:fallback/></xi:include></configuration>`)
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text string) {
+		if strings.Contains(text, "href=") {
+			t.Skip("it may be a file of this computer")
+		}
+		p, err := Read(write(t, dir, "fuzz.xml", text))
+		if err != nil {
+			return
+		}
+		for _, name := range p.Names() {
+			if name != strings.TrimSpace(name) || name == "" {
+				t.Errorf("a property has the name %q", name)
+			}
+			p.String(name)
+		}
+	})
 }
