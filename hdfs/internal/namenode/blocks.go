@@ -45,6 +45,10 @@ type blockMap struct {
 	// due are blocks that were postponed until a report that has come.
 	due     []*blockSet
 	waiting map[uint64][]chan struct{}
+	// unreported are blocks that have been followed by another one since the start while no good
+	// replica was known, until one is. As in HDFS a file is not closed before, and what becomes of
+	// the replicas later is in nobody's way.
+	unreported blockSet
 	// recovering tells since when a block\'s recovery is tried.
 	recovering map[uint64]time.Time
 	// asked are the DataNodes that the recovery of a block has to ask.
@@ -203,6 +207,7 @@ func (m *blockMap) forget(id uint64) {
 	m.missing.remove(id)
 	m.corrupt.remove(id)
 	m.postponed.remove(id)
+	m.unreported.remove(id)
 	for _, t := range m.copying[id] {
 		t.source.copied(t)
 	}
@@ -301,6 +306,34 @@ func (m *blockMap) wake(id uint64) {
 		close(c)
 	}
 	delete(m.waiting, id)
+}
+
+// followed notes that another block follows this one, whose generation and length are final from now on.
+func (m *blockMap) followed(b namespace.BlockInfo) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unreported.add(b.ID)
+	m.noteReported(b)
+}
+
+// noteReported notes that a block has a good replica, if so. The caller has m.mu.
+func (m *blockMap) noteReported(b namespace.BlockInfo) {
+	if m.unreported.has(b.ID) && m.replicas.any(b.ID, func(r replica) bool { return m.good(b, r) }) {
+		m.unreported.remove(b.ID)
+	}
+}
+
+// unreportedOf returns those of a file's blocks that are to be reported before the file is closed. As in
+// HDFS these are the one being written and what has never been reported.
+func (m *blockMap) unreportedOf(blocks []namespace.Block) (out []namespace.Block) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, b := range blocks {
+		if b.Construction != nil || m.unreported.has(b.ID) {
+			out = append(out, b)
+		}
+	}
+	return out
 }
 
 // finalized returns nil if a live DataNode has reported such a replica. Otherwise

@@ -580,3 +580,60 @@ func TestHolderThatComesBackKeepsTheBlock(t *testing.T) {
 		})
 	}
 }
+
+// A file is closed when its last block is reported and each one before it has been at some time. As in HDFS
+// nothing of those need be left.
+func TestCompleteAfterAnEarlierBlockIsLost(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	lost, left := dns[0], dns[1]
+	add := func(path string, previous *hdfspb.ExtendedBlockProto) *hdfspb.ExtendedBlockProto {
+		b := r.addBlock(path, "w", previous).GetB()
+		b.NumBytes = proto.Uint64(100)
+		return b
+	}
+	// The report of /f's first block comes before the second is asked for, that of /g's after.
+	r.create("/f", "w", 1)
+	f1 := add("/f", nil)
+	lost.receive(f1)
+	f2 := add("/f", f1)
+	r.create("/g", "w", 1)
+	g1 := add("/g", nil)
+	g2 := add("/g", g1)
+	left.receive(f2)
+	left.receive(g2)
+	if r.complete("/g", "w", g2) {
+		t.Error("a file was closed of whose first block no replica has ever been reported")
+	}
+	lost.receive(g1)
+	// The DataNode is made anew at its address: nothing is remembered of what it held.
+	anew := *lost
+	anew.uuid, anew.replicas = "anew", map[uint64]*clusterpb.Replica{}
+	anew.register()
+	r.check()
+	for path, last := range map[string]*hdfspb.ExtendedBlockProto{"/f": f2, "/g": g2} {
+		if n := len(r.locations(path).GetBlocks()[0].GetLocs()); n != 0 {
+			t.Fatalf("%d replicas of the first block of %s are left", n, path)
+		}
+		if !r.complete(path, "w", last) {
+			t.Errorf("%s was not closed, though all its blocks have been reported", path)
+		}
+	}
+	// The last block is another matter, though one that was there before is not asked about.
+	r.create("/h", "w", 1)
+	h1 := add("/h", nil)
+	if r.complete("/h", "w", h1) {
+		t.Error("a file was closed whose last block has not been reported")
+	}
+	left.receive(h1)
+	if !r.complete("/h", "w", h1) {
+		t.Error("not closed")
+	}
+	left.changed(clusterpb.ReplicaChange_DELETED, left.replicas[h1.GetBlockId()])
+	must[*hdfspb.AppendResponseProto](t)(r.nn.append(r.as("root"), &hdfspb.AppendRequestProto{Src: proto.String("/h"), ClientName: proto.String("w"), Flag: proto.Uint32(flagNewBlock)}))
+	h2 := add("/h", h1)
+	left.receive(h2)
+	if !r.complete("/h", "w", h2) {
+		t.Error("not closed: its first block was complete when the file was opened again")
+	}
+}

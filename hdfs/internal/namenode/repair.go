@@ -10,6 +10,11 @@ import (
 
 // judge decides after a report whether a block needs to be looked at.
 func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
+	if m.unreported.has(id) {
+		if b, ok := ns.Block(id); ok && !b.Writing {
+			m.noteReported(b)
+		}
+	}
 	if m.safeMode {
 		return
 	}

@@ -49,6 +49,9 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 			nn.blocks.unplace(op.Targets)
 			return nil, err
 		}
+		if prev := req.GetPrevious(); prev != nil && last.Construction != nil {
+			nn.blocks.followed(namespace.BlockInfo{ID: prev.GetBlockId(), Generation: prev.GetGenerationStamp(), Length: prev.GetNumBytes()})
+		}
 	}
 	// What comes before the new block: all that there was, and the last block at
 	// the length that the client has just told.
@@ -139,10 +142,10 @@ func (nn *NameNode) complete(ctx context.Context, req *hdfspb.CompleteRequestPro
 	return &hdfspb.CompleteResponseProto{Result: proto.Bool(res.OK)}, nil
 }
 
-// unreported returns something to wait for if a block has no replica yet.
+// unreported returns something to wait for if a block has no replica yet that its file needs to be closed.
 func (nn *NameNode) unreported(blocks []namespace.Block, last *hdfspb.ExtendedBlockProto) (wait chan struct{}, cancel func()) {
-	for i, b := range blocks {
-		if i == len(blocks)-1 && last != nil && b.Construction != nil {
+	for _, b := range nn.blocks.unreportedOf(blocks) {
+		if b.Construction != nil && last != nil {
 			b.Generation, b.Length = last.GetGenerationStamp(), last.GetNumBytes()
 		}
 		if wait, cancel = nn.blocks.finalized(b.ID, b.Generation, b.Length); wait != nil {
