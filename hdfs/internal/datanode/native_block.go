@@ -58,7 +58,6 @@ type nativeBlock struct {
 	acked    int64        // the last packet that all behind have acknowledged, -1 before the first
 	over     bool
 	done     bool        // it is complete
-	lost     error       // the mirror, before it was asked
 	timer    *time.Timer // of the mirror's silence
 	heard    time.Time
 	out      []byte
@@ -179,7 +178,10 @@ func (b *nativeBlock) requestMirror() (native.Verdict, *hdfspb.BlockOpResponsePr
 	}
 	id := targets[0].GetId()
 	to := address(id.GetIpAddr(), id.GetXferPort())
-	mirror, tag, err := b.dn.native.mirrors.Join(b.dn.ctx, to, b)
+	message, err := native.AppendSetUp(nil, int(b.window), nextOp(b.op))
+	if err == nil {
+		err = b.dn.native.mirrors.Join(b.dn.ctx, to, b, b.joined)
+	}
 	if err != nil {
 		var not *native.NotNativeError
 		if errors.As(err, &not) {
@@ -191,21 +193,25 @@ func (b *nativeBlock) requestMirror() (native.Verdict, *hdfspb.BlockOpResponsePr
 		}
 		return native.Refused, refusedBy(hdfspb.Status_ERROR, to, fmt.Errorf("pipeline: %w", err))
 	}
-	message, err := native.AppendSetUp(nil, int(b.window), nextOp(b.op))
 	b.mu.Lock()
-	if err == nil && b.over {
-		err = errEnded
+	defer b.mu.Unlock()
+	if b.over { // the end has left the mirror
+		return native.Refused, refusedBy(hdfspb.Status_ERROR, to, errEnded)
 	}
-	if err = errors.Join(err, b.lost); err != nil {
-		b.mu.Unlock()
-		mirror.Leave(tag)
-		return native.Refused, refusedBy(hdfspb.Status_ERROR, to, err)
-	}
-	b.mirror, b.id, b.heard = mirror, tag, time.Now()
-	b.timer = time.AfterFunc(b.patience(), b.silent)
-	mirror.Post(tag, message)
-	b.mu.Unlock()
+	b.mirror.Post(b.id, message)
 	return native.Accepted, nil
+}
+
+// joined has the block have a mirror, before that can say anything to it.
+func (b *nativeBlock) joined(mirror *native.Conn, id uint32) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over {
+		return errEnded
+	}
+	b.mirror, b.id, b.heard = mirror, id, time.Now()
+	b.timer = time.AfterFunc(b.patience(), b.silent)
+	return nil
 }
 
 // patience is for how long the DataNodes behind may owe something.
@@ -632,17 +638,7 @@ func (b *nativeBlock) Take(m *verbena.Message) {
 }
 
 // End implements [native.User].
-func (b *nativeBlock) End(err error) {
-	b.mu.Lock()
-	early := b.mirror == nil
-	if early {
-		b.lost = err
-	}
-	b.mu.Unlock()
-	if !early {
-		b.mirrorFailed(err)
-	}
-}
+func (b *nativeBlock) End(err error) { b.mirrorFailed(err) }
 
 // end ends the writing, once: after the last packet, a failure, an abort, another writer
 // or the end of the link. What is visible stays.

@@ -535,6 +535,44 @@ func TestSilentDataNodeBehind(t *testing.T) {
 	}
 }
 
+// A next DataNode may be anybody's, and guess the ids of blocks: what it says of one before it is
+// asked fails that block alone, whatever it says.
+func TestNextDataNodeThatSpeaksFirst(t *testing.T) {
+	no, err := native.AppendAnswer(nil, native.Refused, &hdfspb.BlockOpResponseProto{Status: hdfspb.Status_ERROR.Enum()})
+	must(t, err)
+	for name, early := range map[string][]byte{
+		"refuses":       no,
+		"answers badly": {byte(native.Answer), 1, 0, 0, 0, 0, 0, 0},
+		"acknowledges":  native.AppendAck(nil, &transfer.Ack{Replies: make([]hdfspb.Status, 1)}),
+		"is garbled":    make([]byte, 8),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newNativesBefore(t, func(ctx context.Context, ep *verbena.Endpoint) error {
+				for next := uint32(1); ; {
+					if m := ep.TryReceive(); m != nil {
+						next = m.Tag + 1
+						m.Release()
+						_ = ep.Send(ctx, next-1, early) // if nothing came early; its error is that of the next one
+					}
+					if err := ep.Send(ctx, next, early); err != nil {
+						return err
+					}
+				}
+			})
+			c := dialNative(t, f.nodes[0])
+			for tag := uint32(1); tag <= 20; tag++ {
+				if v, resp := c.setUp(tag, writeOf(uint64(tag), f.nodes[1])); v != native.Refused || resp.GetFirstBadLink() != f.nodes[1].addr {
+					t.Fatalf("block %d: verdict %d, %v", tag, v, resp)
+				}
+			}
+			if v, resp := c.setUp(21, writeOf(21)); v != native.Accepted {
+				t.Fatalf("without it: verdict %d, %v", v, resp)
+			}
+		})
+	}
+}
+
 // A DataNode lets who has proved to be the DataNode of its address read packets where they lie, and
 // nobody else: with another answer to the hello, packets to it go over another endpoint, on which nobody is trusted.
 func TestPacketsAreSharedWithWhoProves(t *testing.T) {

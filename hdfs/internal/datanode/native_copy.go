@@ -108,7 +108,10 @@ func (dn *DataNode) sendOnce(ctx context.Context, rd *store.Reader, addr string,
 		nodes: 1 + len(op.GetTargets()), last: -1, news: make(chan struct{}, 1),
 		patience: dn.cfg.ReadTimeout + perHop*time.Duration(1+len(op.GetTargets())),
 	}
-	conn, id, err := dn.native.mirrors.Join(ctx, addr, c)
+	err := dn.native.mirrors.Join(ctx, addr, c, func(conn *native.Conn, id uint32) error {
+		c.conn, c.id = conn, id
+		return nil
+	})
 	if err != nil {
 		var not *native.NotNativeError
 		switch {
@@ -119,7 +122,7 @@ func (dn *DataNode) sendOnce(ctx context.Context, rd *store.Reader, addr string,
 		}
 		return &otherWayError{notConnected, err}
 	}
-	c.conn, c.id = conn, id
+	conn, id := c.conn, c.id
 	packet := packetOf(rd.Sum, cmp.Or(conn.Endpoint().Tuning().Packet, copyPacket))
 	window := min(packet.total(rd.Length), max(copyWindow, 2*packet.size(packet.data)), native.MaxWindow)
 	if err := dn.reserveCopy(window); err != nil {

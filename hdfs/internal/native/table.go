@@ -155,16 +155,15 @@ func (t *Table) Prepare(address string) {
 // Waits is how often the receiver of a connection has found no message and had to wait for one.
 func (t *Table) Waits() uint64 { return t.waits.Load() }
 
-// Join has the connection to a server get a user.
-func (t *Table) Join(ctx context.Context, address string, u User) (*Conn, uint32, error) {
+// Join has the connection to a server get a user: see [Conn.Join].
+func (t *Table) Join(ctx context.Context, address string, u User, begin func(c *Conn, id uint32) error) error {
 	for {
 		c, err := t.Get(ctx, address)
 		if err != nil {
-			return nil, 0, err
+			return err
 		}
-		id, err := c.Join(u)
-		if err == nil || !errors.Is(err, errIdle) {
-			return c, id, err
+		if err = c.Join(u, begin); err == nil || !errors.Is(err, errIdle) {
+			return err
 		}
 	}
 }
@@ -383,12 +382,15 @@ type Conn struct {
 // Address is what was dialled, host:port.
 func (c *Conn) Address() string { return c.address }
 
-// Join makes u a user, whose messages have the id as their tag, in both directions.
-func (c *Conn) Join(u User) (id uint32, err error) {
+// Join makes u a user, whose messages have an id of its own as their tag, in both directions.
+// begin gets the id before u is called: a peer can guess ids, and may send to one that it has
+// not heard of. With an error of begin, which Join returns, u is no user. begin calls nothing
+// of the connection.
+func (c *Conn) Join(u User, begin func(c *Conn, id uint32) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
-		return 0, c.err
+		return c.err
 	}
 	for {
 		c.last++
@@ -396,8 +398,11 @@ func (c *Conn) Join(u User) (id uint32, err error) {
 			break
 		}
 	}
+	if err := begin(c, c.last); err != nil {
+		return err
+	}
 	c.users[c.last] = u
-	return c.last, nil
+	return nil
 }
 
 // Leave ends a use: messages for the id are dropped from now on. One may be being taken.

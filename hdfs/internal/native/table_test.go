@@ -76,6 +76,77 @@ func newRecorder() *recorder { return &recorder{make(chan string, 100), make(cha
 func (r *recorder) Take(m *verbena.Message) { r.got <- string(m.Bytes()); m.Release() }
 func (r *recorder) End(err error)           { r.end <- err }
 
+// join makes u a user, and returns of what and under which id.
+func join(t *testing.T, table *Table, address string, u User) (c *Conn, id uint32, err error) {
+	err = table.Join(t.Context(), address, u, func(conn *Conn, its uint32) error {
+		c, id = conn, its
+		return nil
+	})
+	return c, id, err
+}
+
+// An early is a user that must have begun before it takes anything.
+type early struct {
+	t     *testing.T
+	began atomic.Bool
+	took  chan struct{} // closed by the first message
+	once  sync.Once
+}
+
+func (u *early) Take(m *verbena.Message) {
+	m.Release()
+	if !u.began.Load() {
+		u.t.Error("a user has got a message before it knows who it is")
+	}
+	u.once.Do(func() { close(u.took) })
+}
+func (u *early) End(error) {}
+
+// A peer may guess the id that comes next, and send to it: a user knows its id
+// before it gets anything. One that does not begin gets nothing.
+func TestUsersBeginBeforeTheyAreCalled(t *testing.T) {
+	rt, g := runtimeOf(t)
+	p, _ := serve(t, rt, g, Service, func(ctx context.Context, ep *verbena.Endpoint) error {
+		for {
+			m, err := ep.Receive(ctx)
+			if err != nil {
+				return err
+			}
+			next := m.Tag + 1
+			m.Release()
+			for range 300 {
+				if err := ep.Send(ctx, next, []byte("early")); err != nil {
+					return err
+				}
+			}
+		}
+	})
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}})
+	defer table.Close()
+	for range 50 {
+		u := &early{t: t, took: make(chan struct{})}
+		var conn *Conn
+		var its uint32
+		err := table.Join(t.Context(), p.Addr(), u, func(c *Conn, id uint32) error {
+			runtime.Gosched() // to whoever gets messages
+			conn, its = c, id
+			u.began.Store(true)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Post(its-1, []byte("asked"))
+		<-u.took
+		conn.Post(its, []byte("next"))
+		conn.Leave(its)
+	}
+	no := errors.New("no")
+	if err := table.Join(t.Context(), p.Addr(), &early{t: t}, func(*Conn, uint32) error { return no }); !errors.Is(err, no) {
+		t.Error(err)
+	}
+}
+
 // All who want a peer at once, and later, get the one connection, and each gets its own
 // messages; when it ends all are told, and the next one gets another.
 func TestTableHasOneConnectionToAPeer(t *testing.T) {
@@ -95,7 +166,7 @@ func TestTableHasOneConnectionToAPeer(t *testing.T) {
 	for i := range users {
 		users[i] = newRecorder()
 		wg.Go(func() {
-			c, id, err := table.Join(t.Context(), p.Addr(), users[i])
+			c, id, err := join(t, table, p.Addr(), users[i])
 			if err != nil {
 				t.Error(err)
 				return
@@ -125,7 +196,7 @@ func TestTableHasOneConnectionToAPeer(t *testing.T) {
 		}
 	}
 	again := newRecorder()
-	c, id, err := table.Join(t.Context(), p.Addr(), again)
+	c, id, err := join(t, table, p.Addr(), again)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +221,7 @@ func TestTablePrepares(t *testing.T) {
 	}
 	<-arrived // nobody has asked for it
 	u := newRecorder()
-	c, id, err := table.Join(t.Context(), p.Addr(), u)
+	c, id, err := join(t, table, p.Addr(), u)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +277,7 @@ func TestTableClosesIdleConnections(t *testing.T) {
 	defer table.Close()
 	for round := range int32(3) {
 		u := newRecorder()
-		c, id, err := table.Join(t.Context(), p.Addr(), u)
+		c, id, err := join(t, table, p.Addr(), u)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,12 +298,12 @@ func TestTableRetires(t *testing.T) {
 	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}})
 	defer table.Close()
 	early, late := newRecorder(), newRecorder()
-	old, id, err := table.Join(t.Context(), p.Addr(), early)
+	old, id, err := join(t, table, p.Addr(), early)
 	if err != nil {
 		t.Fatal(err)
 	}
 	table.Retire(old)
-	next, lateID, err := table.Join(t.Context(), p.Addr(), late)
+	next, lateID, err := join(t, table, p.Addr(), late)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +365,7 @@ func TestTableTrustsWhoProves(t *testing.T) {
 	defer table.Close()
 	for at, want := range map[string]string{honest.Addr(): "trusted", relay.Addr(): "untrusted"} {
 		u := newRecorder()
-		c, id, err := table.Join(t.Context(), at, u)
+		c, id, err := join(t, table, at, u)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -357,7 +428,7 @@ func TestTableReturnsToABetterTransport(t *testing.T) {
 	table := NewTable(TableConfig{Runtime: runtimes[0]})
 	defer table.Close()
 	early := newRecorder()
-	old, id, err := table.Join(t.Context(), p.Addr(), early)
+	old, id, err := join(t, table, p.Addr(), early)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,7 +443,7 @@ func TestTableReturnsToABetterTransport(t *testing.T) {
 		runtime.Gosched()
 	}
 	late := newRecorder()
-	better, lateID, err := table.Join(t.Context(), p.Addr(), late)
+	better, lateID, err := join(t, table, p.Addr(), late)
 	if err != nil {
 		t.Fatal(err)
 	}

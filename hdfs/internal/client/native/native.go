@@ -207,17 +207,19 @@ func (p *Path) begin(ctx context.Context, req *data.WriteRequest) (*pipeline, er
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	l.changed.L = &l.mu
 	l.wait = p.cfg.SocketTimeout + perNode*time.Duration(len(req.Nodes))
-	conn, id, err := p.cfg.Table.Join(ctx, p.address(req.Nodes[0]), l)
+	err = p.cfg.Table.Join(ctx, p.address(req.Nodes[0]), l, func(c *native.Conn, id uint32) error {
+		l.conn, l.id = c, id
+		return nil
+	})
 	if err != nil {
 		l.cancel(nil)
 		return nil, err
 	}
-	l.conn, l.id = conn, id
 	l.stop = context.AfterFunc(ctx, func() { l.fail(context.Cause(ctx)) })
 	l.mu.Lock()
 	l.timer = time.AfterFunc(l.wait, l.silent)
 	l.mu.Unlock()
-	if err := conn.Endpoint().Send(l.ctx, id, message); err != nil {
+	if err := l.conn.Endpoint().Send(l.ctx, l.id, message); err != nil {
 		err = cmp.Or(l.failed(), err)
 		l.Close()
 		return nil, err

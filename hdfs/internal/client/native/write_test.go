@@ -32,15 +32,7 @@ func writesTo(t *testing.T, patience time.Duration, reply func(m *verbena.Messag
 // writesOver is writesTo over what a runtime is configured to use.
 func writesOver(t *testing.T, cfg verbena.Config, patience time.Duration, reply func(m *verbena.Message) []byte) (*Path, *data.WriteRequest) {
 	t.Helper()
-	rt, err := verbena.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := rt.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{native.Service}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	serve := func(ep *verbena.Endpoint) {
+	return servedBy(t, cfg, patience, func(ep *verbena.Endpoint) {
 		for {
 			m, err := ep.Receive(context.Background())
 			if err != nil {
@@ -51,6 +43,19 @@ func writesOver(t *testing.T, cfg verbena.Config, patience time.Duration, reply 
 			}
 			m.Release()
 		}
+	})
+}
+
+// servedBy is writesOver with what serves an endpoint.
+func servedBy(t *testing.T, cfg verbena.Config, patience time.Duration, serve func(ep *verbena.Endpoint)) (*Path, *data.WriteRequest) {
+	t.Helper()
+	rt, err := verbena.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := rt.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{native.Service}})
+	if err != nil {
+		t.Fatal(err)
 	}
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -85,6 +90,34 @@ func writesOver(t *testing.T, cfg verbena.Config, patience time.Duration, reply 
 			IpAddr: proto.String(addr.IP.String()), HostName: proto.String("localhost"), DatanodeUuid: proto.String("it"),
 			XferPort: proto.Uint32(uint32(addr.Port)), InfoPort: proto.Uint32(0), IpcPort: proto.Uint32(0),
 		}}},
+	}
+}
+
+// A DataNode may guess the id of the next block, and refuse it before it is asked: that block
+// fails, and the DataNode is blamed.
+func TestDataNodeThatRefusesBeforeItIsAsked(t *testing.T) {
+	no, err := native.AppendAnswer(nil, native.Refused, &hdfspb.BlockOpResponseProto{Status: hdfspb.Status_ERROR.Enum()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, req := servedBy(t, verbena.Config{}, time.Minute, func(ep *verbena.Endpoint) {
+		for next := uint32(1); ; {
+			if m := ep.TryReceive(); m != nil {
+				next = m.Tag + 1
+				m.Release()
+				_ = ep.Send(context.Background(), next-1, no) // if nothing came early; its error is that of the next one
+			}
+			if ep.Send(context.Background(), next, no) != nil {
+				return
+			}
+		}
+	})
+	for range 10 {
+		_, err := p.Write(t.Context(), req)
+		var broken *data.PipelineError
+		if !errors.As(err, &broken) || broken.Node != 0 {
+			t.Fatal(err)
+		}
 	}
 }
 
