@@ -38,7 +38,8 @@ type distant struct {
 	nodes     []*DataNode
 	hosts     map[string]*testnet.Host // of DataNodes, by their addresses
 	own       func() *Client
-	onlooker  *Client // on the NameNode's host, from which nothing is cut
+	name      *testnet.Host // of the NameNode
+	onlooker  *Client       // on the NameNode's host
 }
 
 // runtimeAt is a runtime that dials from a host. It takes a peer for dead that is silent for 1.5 s;
@@ -79,7 +80,7 @@ func dialFrom(h *testnet.Host, patience time.Duration) func(ctx context.Context,
 func newDistant(t *testing.T, transport string, dataNodes int) *distant {
 	t.Helper()
 	d := &distant{t: t, transport: transport, net: testnet.NewNetwork(t, 2+dataNodes), hosts: map[string]*testnet.Host{}}
-	d.home = d.net.Hosts[1]
+	d.name, d.home = d.net.Hosts[0], d.net.Hosts[1]
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	dir := t.TempDir()
@@ -101,7 +102,7 @@ func newDistant(t *testing.T, transport string, dataNodes int) *distant {
 	quick := &conf.Properties{}
 	quick.Set("dfs.namenode.redundancy.interval.seconds", "1", "this test")
 	var name *NameNode
-	at := d.net.Hosts[0]
+	at := d.name
 	start(at, func() (_ io.Closer, err error) {
 		name, err = StartNameNode(ctx, NameNodeConfig{Runtime: runtimeAt(t, at, transport), Dir: filepath.Join(dir, "namenode"), ClusterSecret: secret, Listen: at.Address + ":0", Replication: 3, Properties: quick})
 		return name, err
@@ -188,8 +189,8 @@ func (d *distant) bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-// A link goes down in the middle of a write, and of a read, between the client and a DataNode or
-// between two DataNodes, which nobody is told: what was acknowledged is there, whatever is read is right, all ends, and
+// A link goes down in the middle of a write, and of a read, between the client and a DataNode,
+// between two DataNodes, or between the NameNode and any of them, which nobody is told: what was acknowledged is there, whatever is read is right, all ends, and
 // when the link is back it is used.
 func TestPartitionsOfTheNativePath(t *testing.T) {
 	t.Parallel() // it waits for who is silent for most of its time
@@ -208,6 +209,8 @@ func TestPartitionsOfTheNativePath(t *testing.T) {
 				{"write, DataNode from DataNode", []string{"iwarp"}, func(t *testing.T) { d.write(t, "/second", second) }},
 				{"write, first DataNode from client", []string{"iwarp", "tcp"}, func(t *testing.T) { d.write(t, "/first", first) }},
 				{"write, last DataNode from DataNode", nil, func(t *testing.T) { d.write(t, "/third", third) }},
+				{"write, NameNode from client", []string{"iwarp"}, d.writeWithoutTheNameNode},
+				{"write, NameNode from DataNodes", []string{"tcp"}, d.writeWithoutReports},
 				{"read", []string{"iwarp", "tcp"}, d.read},
 				{"copy, in its middle", []string{"iwarp"}, d.copyInTheMiddle},
 				{"copy", nil, d.copy},
@@ -290,6 +293,122 @@ func (d *distant) write(t *testing.T, name string, between func(nodes []*hdfspb.
 	expect(t, d.onlooker, name, content)
 	d.net.Heal(a, b)
 	d.back(t, name, content)
+}
+
+// writeWithoutTheNameNode writes a file whose client is cut off from the NameNode in its middle: what it
+// flushes is acknowledged, the next block waits for the network, and nothing is lost.
+func (d *distant) writeWithoutTheNameNode(t *testing.T) {
+	ctx := d.bounded(t)
+	c := d.own()
+	content := randomBytes(9<<20 + 654)
+	const cutAt, flushed = 2<<20 + 7, 3 << 20 // all in the first block
+	w := d.begin(t, c, "/nameless", content[:cutAt])
+	d.net.Cut(d.home, d.name)
+	began := time.Now()
+	if _, err := w.Write(content[cutAt:flushed]); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Flush(ctx); err != nil {
+		t.Fatalf("a flush to DataNodes, without the NameNode: %v", err)
+	}
+	f, err := d.onlooker.Open(ctx, "/nameless")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, flushed)
+	if _, err := f.ReadAtContext(ctx, got, 0); err != nil || !bytes.Equal(got, content[:flushed]) {
+		t.Fatalf("what was acknowledged: %v, or other bytes", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.Write(content[flushed:])
+		ended <- errors.Join(err, w.Close())
+	}()
+	// A call that began behind it is given up: the client knows nothing of the NameNode.
+	lost, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if _, err := c.Stat(lost, "/nameless"); err == nil {
+		t.Error("the client reaches the NameNode")
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("the write ended without the NameNode: %v", err)
+	default:
+	}
+	d.net.Heal(d.home, d.name)
+	if err := <-ended; err != nil {
+		t.Fatalf("after %v: %v", time.Since(began), err)
+	}
+	t.Logf("written in %v", time.Since(began).Round(time.Millisecond))
+	expect(t, d.onlooker, "/nameless", content)
+	d.back(t, "/nameless", content)
+}
+
+// writeWithoutReports writes a file while no DataNode reaches the NameNode: what is flushed is
+// acknowledged, and the file is closed when they have told of its blocks.
+func (d *distant) writeWithoutReports(t *testing.T) {
+	ctx := d.bounded(t)
+	c := d.own()
+	content := randomBytes(7<<20 + 123)
+	const cutAt = 1<<20 + 3
+	w := d.begin(t, c, "/unreported", content[:cutAt])
+	for _, h := range d.hosts {
+		d.net.Cut(h, d.name)
+	}
+	began := time.Now()
+	if _, err := w.Write(content[cutAt : 2<<20]); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Flush(ctx); err != nil {
+		t.Fatalf("a flush to DataNodes which the NameNode does not reach: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.Write(content[2<<20:])
+		ended <- errors.Join(err, w.Close())
+	}()
+	d.until(t, "the NameNode to hear of no DataNode", func() error {
+		all, err := c.DataNodes(ctx)
+		for _, dn := range all {
+			if ago := time.Since(dn.LastContact); ago < 4*time.Second {
+				err = errors.Join(err, fmt.Errorf("%s was heard %v ago", dn.Address, ago))
+			}
+		}
+		return err
+	})
+	select {
+	case err := <-ended:
+		t.Fatalf("the file was closed though nobody told of its blocks: %v", err)
+	default:
+	}
+	for _, h := range d.hosts {
+		d.net.Heal(h, d.name)
+	}
+	if err := <-ended; err != nil {
+		t.Fatalf("after %v: %v", time.Since(began), err)
+	}
+	t.Logf("written in %v", time.Since(began).Round(time.Millisecond))
+	expect(t, d.onlooker, "/unreported", content)
+	d.back(t, "/unreported", content)
+}
+
+// begin creates a file and flushes its first bytes.
+func (d *distant) begin(t *testing.T, c *Client, name string, first []byte) *FileWriter {
+	t.Helper()
+	w, err := c.Create(d.bounded(t), name, CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(first); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Flush(d.bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	return w
 }
 
 // back tells whether all is as before a cut: replicas that were missing come, and the client writes
