@@ -119,7 +119,7 @@ type spot struct {
 func (d *dfsio) compare(ctx context.Context) (err error) {
 	took := map[spot][]rates{}
 	var names []string
-	for _, start := range d.starts() {
+	for _, start := range d.starts(ctx) {
 		r, err := start(ctx)
 		if err != nil {
 			return err
@@ -186,12 +186,12 @@ func (d *dfsio) remove(ctx context.Context, s *system) error {
 }
 
 // starts are how to start each system with its runner, one after the other.
-func (d *dfsio) starts() []func(context.Context) (*runner, error) {
+func (d *dfsio) starts(ctx context.Context) []func(context.Context) (*runner, error) {
 	starts := []func(context.Context) (*runner, error){
 		func(ctx context.Context) (*runner, error) { return d.hadoops(ctx, "apache") },
 		func(ctx context.Context) (*runner, error) { return d.hadoops(ctx, verbena.TransportTCP) },
 	}
-	for _, col := range columns {
+	for _, col := range columnsHere(ctx, theProviders(), os.Stderr) {
 		starts = append(starts, func(ctx context.Context) (*runner, error) { return d.ours(ctx, &col) })
 	}
 	return starts

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"math"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
 	"github.com/verbena-data/verbena/bench/internal/host"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // Of clients that were chosen only the rows that compare two of them are shown.
@@ -115,14 +118,66 @@ func TestBestPacketIsMarked(t *testing.T) {
 		}
 	}
 	table := packetTable([]int64{1}, took)
-	if strings.Count(table, "**6.00**") != len(columns) || strings.Count(table, "**20.00**") != len(columns) || strings.Count(table, "**") != 4*len(columns) {
+	best := fmt.Sprintf("**%d.00**", 11-len(packetSizes))
+	if strings.Count(table, best) != len(columns) || strings.Count(table, "**20.00**") != len(columns) || strings.Count(table, "**") != 4*len(columns) {
 		t.Error(table)
+	}
+	// The sizes in use are rows, each marked in its columns.
+	for size, marks := range map[string]int{"1016 KiB": 3, "252 KiB": 1, "256 KiB": 1, "1 MiB": 0, "64 KiB": 0} {
+		_, row, found := strings.Cut(table, "| 1 GiB | "+size+" |")
+		row, _, _ = strings.Cut(row, "\n")
+		if !found || strings.Count(row, "†") != marks {
+			t.Errorf("packets of %s: %s", size, row)
+		}
+	}
+	// What was not measured has no column.
+	for at := range took {
+		if at.column == adapters {
+			delete(took, at)
+		}
+	}
+	if table := packetTable([]int64{1}, took); strings.Contains(table, adapters) || !strings.Contains(table, "iwarp") {
+		t.Error(table)
+	}
+}
+
+// device stands in for an adapter.
+type device struct{ rdma.Device }
+
+// adapterProvider has devices.
+type adapterProvider struct {
+	rdma.Provider
+	devices []rdma.Device
+	err     error
+}
+
+func (p adapterProvider) Name() string                                   { return adapters }
+func (p adapterProvider) Devices(context.Context) ([]rdma.Device, error) { return p.devices, p.err }
+
+// Adapters have a column where there are any; where there are none, a line says why.
+func TestColumnOfAdapters(t *testing.T) {
+	for _, test := range []struct {
+		providers []rdma.Provider
+		there     bool
+		says      string
+	}{
+		{nil, false, "not built in"},
+		{[]rdma.Provider{adapterProvider{err: errors.New("modprobe it")}}, false, "modprobe it"},
+		{[]rdma.Provider{adapterProvider{}}, false, "no adapter"},
+		{[]rdma.Provider{adapterProvider{devices: []rdma.Device{device{}}}}, true, ""},
+	} {
+		var log strings.Builder
+		here := columnsHere(t.Context(), test.providers, &log)
+		there := slices.ContainsFunc(here, func(c column) bool { return c.name == adapters })
+		if there != test.there || !strings.Contains(log.String(), test.says) || (log.Len() == 0) != there || len(here) < len(columns)-1 {
+			t.Errorf("%v: %d columns, %q", test.providers, len(here), log.String())
+		}
 	}
 }
 
 func TestStagesAreMedians(t *testing.T) {
 	took := map[string][]stages{}
-	for _, col := range columns {
+	for _, col := range columnsWith(func(name string) bool { return name != adapters }) {
 		for _, ms := range []float64{9, 1, 2} {
 			of := stages{"communication": ms * 1e6, "processing": 1e6, "io": 3e6, "namenode": 0}
 			of.beyond(time.Duration(ms)*9*time.Millisecond, 4*time.Millisecond)

@@ -14,8 +14,17 @@ import (
 	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
-// packetSizes are the bytes of packets that are tried.
-var packetSizes = []int{64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20}
+// packetSizes are the bytes of packets that are tried: round ones, and those that are in use.
+var packetSizes = sizesInUse([]int{64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20})
+
+// sizesInUse adds to sizes what suits each column.
+func sizesInUse(sizes []int) []int {
+	for _, c := range columns {
+		sizes = append(sizes, c.suits())
+	}
+	slices.Sort(sizes)
+	return slices.Compact(sizes)
+}
 
 func packetsCommand(b *bench) *cobra.Command {
 	var files []int64
@@ -24,7 +33,8 @@ func packetsCommand(b *bench) *cobra.Command {
 		Short: "Time to write files by size of packets, a column for each transport",
 		Long: `Write files with three replicas, with packets of 64 KiB to 1 MiB over each transport, and
 tell the seconds, and the processor seconds of all processes: the medians of the rounds, the best
-size marked. It draws a plot of the first size of files.`,
+size bold, and the one that the transport has by itself marked (†). Adapters (ibverbs) have a column
+where there are any. It draws a plot of the first size of files.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(files) == 0 {
@@ -55,12 +65,12 @@ type taken struct{ seconds, cpu []float64 }
 
 func (b *bench) packets(ctx context.Context, files []int64) (err error) {
 	took := map[cell]*taken{}
-	for _, col := range columns {
+	for _, col := range columnsHere(ctx, theProviders(), os.Stderr) {
 		if err := b.packetsOver(ctx, &col, files, took); err != nil {
 			return err
 		}
 	}
-	text := beside.Ran(b.machine) + fmt.Sprintf(". %d rounds; medians: seconds, and processor seconds.\n\n", b.rounds) + packetTable(files, took)
+	text := beside.Ran(b.machine) + fmt.Sprintf(". %d rounds; medians: seconds, and processor seconds; †: the size that is the transport's own.\n\n", b.rounds) + packetTable(files, took)
 	rows := packetFiles(files, took)
 	return publish(b, os.Stdout, "packets", text, rows, func(r *results) { r.Packets = &packetResults{b.conditions(), rows} })
 }
@@ -117,11 +127,23 @@ func (b *bench) packetsOver(ctx context.Context, col *column, files []int64, too
 	return nil
 }
 
+// written are the columns that were measured.
+func written(took map[cell]*taken) []column {
+	return columnsWith(func(name string) bool {
+		for at := range took {
+			if at.column == name {
+				return true
+			}
+		}
+		return false
+	})
+}
+
 // packetFiles are the cells in the table's order.
 func packetFiles(files []int64, took map[cell]*taken) (out []packetResult) {
 	for _, file := range files {
 		for _, packet := range packetSizes {
-			for _, col := range columns {
+			for _, col := range written(took) {
 				t := took[cell{file, packet, col.name}]
 				out = append(out, packetResult{file, packet, col.name, t.seconds, t.cpu})
 			}
@@ -130,9 +152,11 @@ func packetFiles(files []int64, took map[cell]*taken) (out []packetResult) {
 	return out
 }
 
-// packetTable shows the medians; the best of each file and transport is bold.
+// packetTable shows the medians; the best of each file and transport is bold, and the seconds
+// with the packets that suit it have a mark.
 func packetTable(files []int64, took map[cell]*taken) string {
 	var s strings.Builder
+	columns := written(took)
 	fmt.Fprint(&s, "| file | packets of |")
 	for _, col := range columns {
 		fmt.Fprintf(&s, " %s | CPU |", col.name)
@@ -143,7 +167,7 @@ func packetTable(files []int64, took map[cell]*taken) string {
 		for _, packet := range packetSizes {
 			fmt.Fprintf(&s, "| %d GiB | %s |", file, beside.Bytes(float64(packet)))
 			for _, col := range columns {
-				for _, of := range quantities {
+				for i, of := range quantities {
 					m, best := beside.Middle(of(took[cell{file, packet, col.name}])), math.Inf(1)
 					for _, other := range packetSizes {
 						best = min(best, beside.Middle(of(took[cell{file, other, col.name}])))
@@ -152,7 +176,11 @@ func packetTable(files []int64, took map[cell]*taken) string {
 					if m == best {
 						bold = "**"
 					}
-					fmt.Fprintf(&s, " %s%.2f%s |", bold, m, bold)
+					mark := ""
+					if i == 0 && packet == col.suits() {
+						mark = " †"
+					}
+					fmt.Fprintf(&s, " %s%.2f%s%s |", bold, m, bold, mark)
 				}
 			}
 			fmt.Fprintln(&s)

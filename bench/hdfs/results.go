@@ -208,7 +208,9 @@ func (r *packetResults) plot() *plot.Chart {
 				s.Points = append(s.Points, spread(float64(f.Packet), f.Seconds))
 			}
 		}
-		p.Series = append(p.Series, s)
+		if len(s.Points) > 0 {
+			p.Series = append(p.Series, s)
+		}
 	}
 	return p
 }
@@ -224,7 +226,7 @@ func (r *stageResults) plot() *plot.Bars {
 		Label:  fmt.Sprintf("milliseconds of a DataNode for a block of %d MiB, one replica", stagedSize>>20),
 		Format: func(v float64) string { return fmt.Sprintf("%.3g", v) }, Groups: []plot.Group{{}},
 	}
-	for _, col := range columns {
+	for _, col := range staged(r.Transports) {
 		b := plot.Bar{Name: col.name}
 		for _, stage := range stageNames {
 			b.Parts = append(b.Parts, stageMedian(r.Transports[col.name], stage))

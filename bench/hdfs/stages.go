@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/spf13/cobra"
 
-	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
@@ -55,27 +54,6 @@ without a transport, and the difference: what communication takes.`,
 	}
 }
 
-// A column of the papers' tables is a client on a system of ours.
-type column struct {
-	name, transport string
-	flags           []string
-}
-
-var columns = []column{
-	{"shm", "shm", nil}, {"iwarp", "iwarp", nil},
-	{"TCP, native", verbena.TransportTCP, []string{"--native"}}, {"TCP, legacy", verbena.TransportTCP, nil},
-}
-
-// start starts the system of a column.
-func (c *column) start(ctx context.Context, b *bench) (*system, error) {
-	return startOurs(ctx, b.binary, filepath.Join(b.work, c.transport+strings.Join(c.flags, "")), c.transport, b.user)
-}
-
-// client starts its client, with packets of so many bytes, 0 for the default.
-func (c *column) client(ctx context.Context, b *bench, s *system, packet int) (*client, error) {
-	return ourClient(ctx, b.self, c.name, s.nameNode, c.transport, b.user, packet, b.log, c.flags...)
-}
-
 // splitUp is the command. The columns take turns: the host is faster at one time than at another.
 func (b *bench) splitUp(ctx context.Context) (err error) {
 	var all []*contender
@@ -84,7 +62,7 @@ func (b *bench) splitUp(ctx context.Context) (err error) {
 			err = errors.Join(err, at.client.Stop(), at.system.stop())
 		}
 	}()
-	for _, col := range columns {
+	for _, col := range columnsHere(ctx, theProviders(), os.Stderr) {
 		s, err := col.start(ctx, b)
 		if err != nil {
 			return err
@@ -119,10 +97,15 @@ type stageRow struct {
 }
 
 func stageRows(took map[string][]stages) (rows []stageRow) {
-	for _, col := range columns {
+	for _, col := range staged(took) {
 		rows = append(rows, stageRow{col.name, took[col.name]})
 	}
 	return rows
+}
+
+// staged are the columns that were measured.
+func staged(took map[string][]stages) []column {
+	return columnsWith(func(name string) bool { return len(took[name]) > 0 })
 }
 
 // splitUpOnce is a turn of a column.
@@ -141,6 +124,7 @@ func (b *bench) splitUpOnce(ctx context.Context, at *contender) (stages, error) 
 // stagesTable shows the medians, a row for each stage.
 func stagesTable(took map[string][]stages) string {
 	var s strings.Builder
+	columns := staged(took)
 	fmt.Fprint(&s, "| |")
 	for _, c := range columns {
 		fmt.Fprintf(&s, " %s |", c.name)
