@@ -113,6 +113,9 @@ type ReadRequest struct {
 	Length int64 // bytes, 1 or more
 	// Unverified asks for the bytes as they are: there are no checksums, and nobody compares.
 	Unverified bool
+	// Growing says that the block is being written: the last chunk of its replicas changes, and
+	// with it the checksum.
+	Growing bool
 	// Encoded, if it is not nil, is what EncodeHeader makes of Block, Token and Client.
 	Encoded []byte
 }

@@ -37,6 +37,7 @@ type replica struct {
 	slot       slot
 	data, meta int
 	sum        transfer.Checksum
+	size       int64 // bytes of the first file when it was handed over
 	length     int64 // bytes that may be read
 	sums       int64 // offset of the checksums in meta
 	full       int64 // chunks with a checksum there
@@ -62,6 +63,7 @@ func (r *replica) describe(resp *hdfspb.BlockOpResponseProto) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return fmt.Errorf("%w: what was handed over is no file", transfer.ErrMalformed)
 	}
+	r.size = st.Size
 	if l := resp.GetLocalReplica(); resp.GetShortCircuitAccessVersion() == shortcircuit.VersionOwn && l != nil {
 		sum, err := transfer.NewChecksum(l.GetChecksum().GetType(), l.GetChecksum().GetBytesPerChecksum())
 		if err != nil {
@@ -140,7 +142,24 @@ func (r *replica) readAt(b []byte, off int64, verify bool) error {
 	if err := r.checksums(s.sums, first); err != nil {
 		return err
 	}
-	return r.verify(s, off-int64(head))
+	if err := r.verify(s, off-int64(head)); err != nil {
+		return r.unlessGrown(err)
+	}
+	return nil
+}
+
+// unlessGrown returns err, which says that bytes do not match, unless the replica has grown since
+// it was handed over. Apache's DataNodes append to a replica without taking it back, the data
+// before their checksums: then the last checksum may be of more bytes than were read.
+func (r *replica) unlessGrown(err error) error {
+	var st unix.Stat_t
+	if ferr := unix.Fstat(r.data, &st); ferr != nil {
+		return ferr
+	}
+	if st.Size == r.size {
+		return err
+	}
+	return fmt.Errorf("a replica of %d bytes has %d by now", r.size, st.Size)
 }
 
 // checksums fills sums with those of the chunks from first on.

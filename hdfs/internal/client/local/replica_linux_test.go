@@ -60,7 +60,7 @@ func newHandedOver(t *testing.T, content []byte) *handedOver {
 	p := &Path{Path: farPath{}, cfg: Config{Logger: slog.New(slog.DiscardHandler)}, replicas: map[key]*replica{}}
 	r := &replica{
 		node: &node{path: p}, slot: slot{segment: &segment{memory: memory}}, data: open("data", content), meta: open("meta", sums),
-		sum: sum, length: int64(len(content)), full: sum.Chunks(int64(len(content))), state: opened, users: 2,
+		sum: sum, size: int64(len(content)), length: int64(len(content)), full: sum.Chunks(int64(len(content))), state: opened, users: 2,
 	}
 	p.replicas[r.key] = r
 	return &handedOver{r, t, flags, p}
@@ -165,5 +165,37 @@ func TestBytesOfReplicasAreCompared(t *testing.T) {
 	h.takeBack()
 	if done, err := h.path.failed(h.replica, mismatch); err != nil || done {
 		t.Error("a replica that was taken back meanwhile is blamed:", err)
+	}
+}
+
+// A replica of Apache's that grows changes its last checksum. That is nobody's fault, and it is
+// read over a connection then; one that is known to grow is from the start.
+func TestReplicasThatGrowAreNotBlamed(t *testing.T) {
+	const length, more = 3*512 + 100, 50
+	content := random(length + more)
+	h := newHandedOver(t, content[:length])
+	if got, done, err := h.read(0, length); err != nil || !done || !bytes.Equal(got, content[:length]) {
+		t.Fatal("before", done, err)
+	}
+	if r, err := h.path.acquire(t.Context(), &data.ReadRequest{Growing: true}); r != nil || err != nil {
+		t.Error("one that is being written is read by descriptor:", r, err)
+	}
+	var last [4]byte
+	h.sum.Sum(last[:], content[3*512:])
+	if _, err := unix.Pwrite(h.data, content[length:], length); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Pwrite(h.meta, last[:], 3*4); err != nil {
+		t.Fatal(err)
+	}
+	if got, done, err := h.read(0, 3*512); err != nil || !done || !bytes.Equal(got, content[:3*512]) {
+		t.Error("what does not change", done, err)
+	}
+	r := &blockReader{p: h.path, ctx: t.Context(), req: data.ReadRequest{Length: length}, r: h.replica, verify: true}
+	if _, err := r.Next(); !errors.Is(err, errFar) {
+		t.Error("it is not read over a connection:", err)
+	}
+	if _, done, err := h.read(0, length); err != nil || done {
+		t.Error("what has changed", done, err)
 	}
 }

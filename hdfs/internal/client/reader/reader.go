@@ -308,7 +308,7 @@ func (f *File) begin(t *tries) error {
 func (f *File) request(b *located, node *hdfspb.DatanodeInfoProto, from, end int64) data.ReadRequest {
 	return data.ReadRequest{
 		Client: f.cfg.Client, Block: b.GetB(), Token: b.GetBlockToken(), Node: node,
-		Offset: from - b.start, Length: end - from, Unverified: f.cfg.Unverified, Encoded: b.request(f.cfg.Client),
+		Offset: from - b.start, Length: end - from, Unverified: f.cfg.Unverified, Growing: b.growing, Encoded: b.request(f.cfg.Client),
 	}
 }
 

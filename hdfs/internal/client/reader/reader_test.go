@@ -606,6 +606,12 @@ func TestGrowingFiles(t *testing.T) {
 				return
 			}
 			defer f.Close()
+			c.read = func(req *data.ReadRequest, _ int) error {
+				if grows := req.Block.GetBlockId() > 100; req.Growing != grows {
+					t.Errorf("block %d grows: %t", req.Block.GetBlockId(), req.Growing)
+				}
+				return nil
+			}
 			got, err := io.ReadAll(f)
 			if f.Length() != test.length || !f.Growing() || err != nil || !bytes.Equal(got, c.content[:test.length]) {
 				t.Errorf("%d bytes of %d: %v", len(got), f.Length(), err)
