@@ -92,7 +92,8 @@ func (r *race) end() {
 // hedged fills p, of mostHedged bytes at most, from a DataNode, and from a second one as well
 // if the first takes longer than Hedge. It returns with the first answer, whatever the other
 // one still does. An error comes with the DataNode that is to blame.
-func (f *File) hedged(ctx context.Context, b *located, first *hdfspb.DatanodeInfoProto, p []byte, off int64) (*hdfspb.DatanodeInfoProto, error) {
+func (t *tries) hedged(b *located, first *hdfspb.DatanodeInfoProto, p []byte, off int64) (*hdfspb.DatanodeInfoProto, error) {
+	f, ctx := t.f, t.ctx
 	reading, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r := &race{f: f, block: b, off: off, length: len(p), answers: make(chan fetched), over: make(chan struct{})}
@@ -101,8 +102,8 @@ func (f *File) hedged(ctx context.Context, b *located, first *hdfspb.DatanodeInf
 		return first, f.fetch(ctx, b, first, p, off)
 	}
 	racing := 1
-	t := time.NewTimer(f.cfg.Hedge)
-	defer t.Stop()
+	late := time.NewTimer(f.cfg.Hedge)
+	defer late.Stop()
 	// A read that is left behind must count as a hedge, or nothing would bound those.
 	var ended <-chan struct{}
 	var failed fetched
@@ -117,6 +118,7 @@ func (f *File) hedged(ctx context.Context, b *located, first *hdfspb.DatanodeInf
 			if a.err == nil {
 				return a.node, nil
 			}
+			t.mismatched(a.node, a.err)
 			if failed.err == nil || errors.Is(failed.err, context.Canceled) {
 				failed = a
 			}
@@ -125,7 +127,7 @@ func (f *File) hedged(ctx context.Context, b *located, first *hdfspb.DatanodeInf
 			}
 		case <-ended:
 			return first, context.Cause(ctx)
-		case <-t.C:
+		case <-late.C:
 			other := f.alive(b, first)
 			if other == nil {
 				continue

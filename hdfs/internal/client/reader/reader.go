@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -264,6 +265,7 @@ func (f *File) more(p []byte) (n int, err error) {
 			f.rest, err = f.from.Next()
 		}
 		if err == nil {
+			t.succeeded()
 			return n, nil
 		}
 		f.leave()
@@ -353,11 +355,12 @@ func (f *File) readBlock(ctx context.Context, p []byte, off int64) (n int, err e
 		part := p[:min(int64(len(p)), b.end()-off)]
 		if f.cfg.Hedge > 0 && len(b.GetLocs()) > 1 {
 			part = part[:min(len(part), mostHedged)]
-			node, err = f.hedged(ctx, b, node, part, off)
+			node, err = t.hedged(b, node, part, off)
 		} else {
 			err = f.fetch(ctx, b, node, part, off)
 		}
 		if err == nil {
+			t.succeeded()
 			return len(part), nil
 		}
 		if err := t.failed(node, err); err != nil {
@@ -408,6 +411,14 @@ type tries struct {
 	failures int  // of all DataNodes
 	retoken  bool // the NameNode has been asked for another token
 	last     error
+	full     error // of a DataNode that had no room, since all were tried last
+	bad      []bad
+}
+
+// bad is a replica whose bytes did not match.
+type bad struct {
+	block *located
+	node  *hdfspb.DatanodeInfoProto
 }
 
 func (f *File) newTries(ctx context.Context) *tries { return &tries{f: f, ctx: ctx} }
@@ -425,10 +436,10 @@ func (t *tries) next(off int64) (*located, *hdfspb.DatanodeInfoProto, error) {
 		if n := f.alive(b, nil); n != nil {
 			return b, n, nil
 		}
-		if data.Full(t.last) {
+		if t.full != nil {
 			// It gives the block when others have left: that is no failure.
 			if !sleep(t.ctx, rand.N(fullPause)) {
-				return nil, nil, fmt.Errorf("%w: %w", context.Cause(t.ctx), t.last)
+				return nil, nil, fmt.Errorf("%w: %w", context.Cause(t.ctx), t.full)
 			}
 			t.last = nil
 			t.again()
@@ -452,7 +463,7 @@ func (t *tries) again() {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	clear(t.f.dead)
-	t.refresh = true
+	t.refresh, t.full = true, nil
 }
 
 // fullPause bounds the pause before DataNodes are asked again that had no memory for one more
@@ -480,6 +491,9 @@ func (t *tries) failed(node *hdfspb.DatanodeInfoProto, err error) error {
 		return context.Cause(t.ctx)
 	}
 	t.last = err
+	if data.Full(err) {
+		t.full = err
+	}
 	if errors.Is(err, data.ErrToken) && !t.retoken {
 		t.retoken, t.refresh = true, true // it has expired, or the keys have changed
 		return nil
@@ -491,10 +505,33 @@ func (t *tries) failed(node *hdfspb.DatanodeInfoProto, err error) error {
 	}
 	f.dead[node.GetId().GetDatanodeUuid()] = struct{}{}
 	f.mu.Unlock()
-	if errors.Is(err, transfer.ErrChecksum) && t.block != nil {
-		f.reportCorrupt(t.ctx, t.block, node)
-	}
+	t.mismatched(node, err)
 	return nil
+}
+
+// mismatched notes a replica whose bytes do not match, if that is what err says. As in HDFS the
+// NameNode hears of it when another one's do, or if there is no other: who finds all of them bad
+// may be what is broken, and would have the NameNode give up good ones.
+func (t *tries) mismatched(node *hdfspb.DatanodeInfoProto, err error) {
+	if !errors.Is(err, transfer.ErrChecksum) || t.block == nil || slices.ContainsFunc(t.bad, func(b bad) bool {
+		return b.node.GetId().GetDatanodeUuid() == node.GetId().GetDatanodeUuid()
+	}) {
+		return
+	}
+	t.bad = append(t.bad, bad{t.block, node})
+	if len(t.block.GetLocs()) == 1 {
+		t.f.reportCorrupt(t.ctx, t.block, node)
+	}
+}
+
+// succeeded is the end of a read that has its bytes.
+func (t *tries) succeeded() {
+	for _, b := range t.bad {
+		if len(b.block.GetLocs()) > 1 { // others have been told of
+			t.f.reportCorrupt(t.ctx, b.block, b.node)
+		}
+	}
+	t.bad = nil
 }
 
 // reportCorrupt tells the NameNode of a bad replica. That it could not be told is no

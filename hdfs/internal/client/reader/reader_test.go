@@ -408,20 +408,116 @@ func TestReadsFindMovedReplicas(t *testing.T) {
 	})
 }
 
-// Bytes that do not match their checksums are read elsewhere, and the NameNode hears of
-// the replica.
+// Bytes that do not match their checksums are read elsewhere. The NameNode hears of the replica
+// when another one's match, or if there is no other: a client that finds all of them bad may be
+// what is broken.
 func TestCorruptReplicasAreReported(t *testing.T) {
+	for _, k := range []struct {
+		replicas int
+		bad      []string // DataNodes
+		want     []string
+	}{
+		{3, []string{"uuid-1"}, []string{"uuid-1"}},
+		{3, []string{"uuid-1", "uuid-2"}, []string{"uuid-1", "uuid-2"}},
+		{2, []string{"uuid-1", "uuid-2"}, nil},
+		{1, []string{"uuid-1"}, []string{"uuid-1"}},
+	} {
+		for _, hedge := range []time.Duration{0, time.Hour} {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(testBlock, k.replicas)
+				c.next = func(req *data.ReadRequest, _ int) error {
+					if slices.Contains(k.bad, req.Node.GetId().GetDatanodeUuid()) {
+						return fmt.Errorf("at 512: %w", transfer.ErrChecksum)
+					}
+					return nil
+				}
+				cfg := c.config()
+				cfg.Hedge, cfg.Hedges = hedge, NewHedges(1)
+				f, err := Open(t.Context(), cfg, "/file")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				if hedge > 0 {
+					_, err = f.ReadAt(t.Context(), make([]byte, 100), 0)
+				} else {
+					_, err = io.Copy(io.Discard, f)
+				}
+				if (err == nil) != (len(k.bad) < k.replicas) {
+					t.Error(err)
+				}
+				if !slices.Equal(c.reported, k.want) {
+					t.Errorf("%d replicas, bad at %v: reported %v, want %v", k.replicas, k.bad, c.reported, k.want)
+				}
+			})
+		}
+	}
+}
+
+// Of a read from two DataNodes at once that finds one replica bad the NameNode hears, too.
+func TestCorruptLosersOfAHedgeAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(testBlock, 3)
+		c := newCluster(100, 2)
 		c.next = func(req *data.ReadRequest, _ int) error {
 			if req.Node.GetId().GetDatanodeUuid() == "uuid-1" {
+				time.Sleep(2 * time.Second)
 				return fmt.Errorf("at 512: %w", transfer.ErrChecksum)
+			}
+			time.Sleep(3 * time.Second)
+			return nil
+		}
+		cfg := c.config()
+		cfg.Hedge, cfg.Hedges = time.Second, NewHedges(1)
+		f, err := Open(t.Context(), cfg, "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.ReadAt(t.Context(), make([]byte, 100), 0); err != nil || !slices.Equal(c.reported, []string{"uuid-1"}) {
+			t.Errorf("reported %v, %v", c.reported, err)
+		}
+	})
+}
+
+// A DataNode that has no room for one client more has not failed, whichever fails after it: the
+// read goes on for longer than after failures.
+func TestFullDataNodesHaveNotFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(100, 2)
+		cfg := c.config()
+		rounds := 3 * cfg.Failures
+		c.read = func(req *data.ReadRequest, n int) error {
+			switch {
+			case req.Node.GetId().GetDatanodeUuid() == "uuid-2":
+				return errors.New("connection refused")
+			case n < 2*rounds:
+				return data.ErrNoRoom
 			}
 			return nil
 		}
-		c.whole(t, c.config())
-		if !slices.Equal(c.reported, []string{"uuid-1"}) {
-			t.Errorf("reported %v", c.reported)
+		f, err := Open(t.Context(), cfg, "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.ReadAt(t.Context(), make([]byte, 10), 0); err != nil || len(c.asked) != 1+rounds {
+			t.Errorf("asked %d times, %v", len(c.asked), err)
+		}
+		c.read = func(_ *data.ReadRequest, n int) error {
+			if n == 1 {
+				return data.ErrNoRoom
+			}
+			return errors.New("connection refused")
+		}
+		c.counts["read"] = 0
+		if _, err := f.ReadAt(t.Context(), make([]byte, 10), 0); !errors.Is(err, ErrMissing) {
+			t.Errorf("%v", err)
+		}
+		c.read = func(*data.ReadRequest, int) error { return data.ErrNoRoom }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := f.ReadAt(ctx, make([]byte, 10), 0); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
 		}
 	})
 }
