@@ -103,9 +103,12 @@ func (j *jobs) measure(ctx context.Context, transport string, result *Jobs) (Job
 	row := JobRow{Transport: transport}
 	common := []string{"--quiet", "--transport", transport, "--workers", fmt.Sprint(j.cfg.JobWorkers), "--memory", j.cfg.JobMemory}
 	var usage usage
-	stage := func(name string, bytes int64, args ...string) error {
+	stage := func(name, output string, bytes int64, args ...string) error {
+		if err := j.settle(output); err != nil {
+			return err
+		}
 		fmt.Fprintf(j.cfg.Progress, "%-6s %-8s %d MB...", transport, name, bytes/1e6)
-		if err := j.run(ctx, &usage, nil, slices.Concat(args, common)...); err != nil {
+		if err := j.run(ctx, &usage, nil, slices.Concat(args, common, []string{"-o", output})...); err != nil {
 			fmt.Fprintln(j.cfg.Progress)
 			return err
 		}
@@ -113,12 +116,12 @@ func (j *jobs) measure(ctx context.Context, transport string, result *Jobs) (Job
 		return nil
 	}
 	if result.Words > 0 {
-		if err := stage("words", result.Text, "groupby", "--format", "words", "--count", "-o", j.path("counts"), j.path("text")); err != nil {
+		if err := stage("words", j.path("counts"), result.Text, "groupby", "--format", "words", "--count", j.path("text")); err != nil {
 			return row, err
 		}
 		row.WordsMB, row.WordsCPU = float64(result.Text)/1e6/usage.wall.Seconds(), usage.cpu.Seconds()
 	}
-	if err := stage("sort", 100*result.Records, "sort", "--format", "gensort", "-o", j.path("sorted"), j.path("records")); err != nil {
+	if err := stage("sort", j.path("sorted"), 100*result.Records, "sort", "--format", "gensort", j.path("records")); err != nil {
 		return row, err
 	}
 	row.SortMB, row.SortCPU = float64(100*result.Records)/1e6/usage.wall.Seconds(), usage.cpu.Seconds()
@@ -130,6 +133,15 @@ func (j *jobs) measure(ctx context.Context, transport string, result *Jobs) (Job
 	}
 	row.Verified = err == nil
 	return row, err
+}
+
+// settle removes the output of the transport before, and waits until the disk has what was written so far: a
+// job would pay for its place in the order, and not for its transport.
+func (j *jobs) settle(output string) error {
+	if err := os.Remove(output); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return flush(j.dir)
 }
 
 // usage is what a command took.
