@@ -29,6 +29,9 @@ type blockMap struct {
 	started  time.Time
 	safeMode bool
 	safe     safeCount
+	// frozen says that changes are refused, by an operator or for want of room: as in HDFS no
+	// DataNode is told to copy or to delete anything meanwhile.
+	frozen bool
 
 	ready      blockQueue // blocks to be looked at now
 	scans      []*scan    // under way, oldest first
@@ -40,9 +43,9 @@ type blockMap struct {
 	missing    blockSet   // no good replica known
 	corrupt    blockSet   // with a replica marked corrupt
 	copying    map[uint64][]copyTask
-	// postponed have something to delete that waits for a full report.
+	// postponed have something to delete that waits for a full report, or for changes to be taken again.
 	postponed *blockSet
-	// due are blocks that were postponed until a report that has come.
+	// due are blocks that were postponed until what has come.
 	due     []*blockSet
 	waiting map[uint64][]chan struct{}
 	// unreported are blocks that have been followed by another one since the start while no good

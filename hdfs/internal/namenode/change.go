@@ -47,7 +47,8 @@ func outcome(out any, err error) (namespace.Result, error) {
 }
 
 // change runs one operation of a client. If it is refused or changes nothing, it
-// is answered from memory; else it is made durable first. If remember is set, a
+// is answered from memory; else it is made durable first. In safe mode what would change nothing
+// is refused, too, as in HDFS. If remember is set, a
 // repeated call gets the answer of the first.
 func (nn *NameNode) change(ctx context.Context, c *call, remember bool, e *nspb.Entry) (namespace.Result, error) {
 	if remember && c.id.remembered() {
@@ -82,6 +83,9 @@ func (nn *NameNode) checkChange(c *call, remember bool, e *nspb.Entry) (res name
 		if res, answered := ns.Answered(c.id.client, c.id.call); answered {
 			return res, false, nil
 		}
+	}
+	if _, err := nn.refusal(); err != nil {
+		return namespace.Result{}, false, err
 	}
 	return ns.Check(e)
 }

@@ -200,8 +200,11 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 }
 
 // commandsFor empties a DataNode's queue, and repeats deletions that it has not
-// confirmed within DeleteRetry.
+// confirmed within DeleteRetry. While changes are refused, all of that waits.
 func (m *blockMap) commandsFor(n *node, now time.Time) []*clusterpb.Command {
+	if m.frozen {
+		return nil
+	}
 	out := n.commands
 	n.commands = nil
 	if m.safeMode {

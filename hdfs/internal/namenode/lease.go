@@ -95,6 +95,9 @@ func (nn *NameNode) renewLease(ctx context.Context, req *hdfspb.RenewLeaseReques
 }
 
 func (nn *NameNode) recoverLease(ctx context.Context, req *hdfspb.RecoverLeaseRequestProto) (*hdfspb.RecoverLeaseResponseProto, error) {
+	if _, err := nn.refusal(); err != nil {
+		return nil, err
+	}
 	c := nn.callFrom(ctx)
 	var (
 		f   namespace.FileBlocks

@@ -22,6 +22,9 @@ func (nn *NameNode) updateBlockForPipeline(ctx context.Context, req *hdfspb.Upda
 	if err := nn.checkPool(req.GetBlock()); err != nil {
 		return nil, err
 	}
+	if _, err := nn.refusal(); err != nil {
+		return nil, err
+	}
 	var (
 		b   namespace.Block
 		err error
@@ -64,6 +67,9 @@ func (nn *NameNode) updatePipeline(ctx context.Context, req *hdfspb.UpdatePipeli
 func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAdditionalDatanodeRequestProto) (*hdfspb.GetAdditionalDatanodeResponseProto, error) {
 	c := nn.callFrom(ctx)
 	if err := nn.checkPool(req.GetBlk()); err != nil {
+		return nil, err
+	}
+	if _, err := nn.refusal(); err != nil {
 		return nil, err
 	}
 	var (

@@ -94,11 +94,35 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 		return true
 	}
 	m.checkService()
+	if m.frozen {
+		return false
+	}
 	more = m.copyNeeded(ns, now)
 	return more || m.ready.count > 0
 }
 
-// takeDue has some of the blocks looked at that waited for a full report.
+// freeze tells whether changes are refused from now on. What was postponed because of that is looked at afterwards.
+func (m *blockMap) freeze(frozen bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.frozen && !frozen {
+		m.nowDue()
+		if m.wakeMonitor != nil {
+			m.wakeMonitor()
+		}
+	}
+	m.frozen = frozen
+}
+
+// nowDue has the blocks looked at that were postponed. The caller has m.mu.
+func (m *blockMap) nowDue() {
+	if m.postponed.len() > 0 {
+		m.due = append(m.due, m.postponed)
+		m.postponed = new(blockSet)
+	}
+}
+
+// takeDue has some of the blocks looked at that were postponed.
 func (m *blockMap) takeDue() {
 	if len(m.due) == 0 {
 		return
@@ -135,10 +159,14 @@ func (m *blockMap) queueBlocksOf(n *node) {
 // deletions of surplus and of bad replicas. It never orders the deletion of the
 // last good replica, nor of a bad one before a good one is known. As in HDFS it
 // deletes nothing while a DataNode that is thought to hold the block has yet to
-// report in full.
+// report in full, nor while changes are refused.
 func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	b, ok := ns.Block(id)
 	if !ok {
+		if m.frozen {
+			m.postponed.add(id)
+			return
+		}
 		m.orphan(id)
 		return
 	}
@@ -163,7 +191,8 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	if live+len(s.leaving) == 0 {
 		return // a report will bring it back here
 	}
-	if s.stale && (live > b.Replication || len(s.bad) > 0) {
+	keep := s.stale || m.frozen
+	if keep && (live > b.Replication || len(s.bad) > 0) {
 		m.postponed.add(id)
 	}
 	switch {
@@ -171,10 +200,10 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 		m.waits.add(id)
 	case s.lacks(m, b) > 0:
 		m.needed.add(id, s.urgency(m, b))
-	case live > b.Replication && !s.stale:
+	case live > b.Replication && !keep:
 		m.trim(b, s.live)
 	}
-	if live >= b.Replication && !s.stale {
+	if live >= b.Replication && !keep {
 		for _, n := range s.bad {
 			m.deleteReplica(id, n)
 		}

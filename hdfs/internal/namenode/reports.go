@@ -184,10 +184,7 @@ func (m *blockMap) sweep(n *node, begun, ended time.Time) {
 			if len(n.deletions) <= scanStep {
 				maps.DeleteFunc(n.deletions, func(_ uint64, d deletion) bool { return d.mark != mark })
 			}
-			if m.postponed.len() > 0 {
-				m.due = append(m.due, m.postponed)
-				m.postponed = new(blockSet)
-			}
+			m.nowDue()
 		},
 	})
 }

@@ -70,12 +70,14 @@ func (nn *NameNode) note(available uint64, in string) (stuck bool) {
 		nn.log.Error("namenode: low on available disk space, entering safe mode: changes are refused until there is room", "dir", in, "available", available, "reserved", nn.cfg.ReservedSpace)
 		r.low = "Resources are low on NN. Please add or free up more resources in " + in + ": safe mode ends by itself when there is room."
 		r.since = nn.cfg.now()
+		nn.blocks.freeze(true)
 	case low && !r.closed && nn.cfg.now().Sub(r.since) >= nn.cfg.RoomWait:
 		close(r.stuck)
 		r.closed, stuck = true, true
 	case !low && r.low != "":
 		nn.log.Info("namenode: the disk has room again, leaving safe mode", "dir", in, "available", available)
 		r.low = ""
+		nn.blocks.freeze(r.byHand)
 		if r.closed {
 			r.stuck, r.closed = make(chan struct{}), false
 		}
@@ -130,9 +132,11 @@ func (nn *NameNode) noRoom() error {
 
 // setByHand turns the safe mode of operators on or off.
 func (nn *NameNode) setByHand(on bool) {
-	nn.resources.mu.Lock()
-	defer nn.resources.mu.Unlock()
-	nn.resources.byHand = on
+	r := &nn.resources
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.byHand = on
+	nn.blocks.freeze(on || r.low != "")
 }
 
 // refuses tells whether changes are refused now.

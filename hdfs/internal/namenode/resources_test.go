@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 )
 
@@ -141,5 +142,149 @@ func TestChangeWaitsForRoom(t *testing.T) {
 	r.mkdirs("root", "/d")
 	if err := rename(1001); err == nil {
 		t.Fatal("/e is not there: the change was not carried out")
+	}
+}
+
+// In safe mode by hand, and with a full disk, DataNodes are told to delete and to copy nothing. All of it follows
+// when changes are taken again.
+func TestSafeModeStopsDeletionsAndCopies(t *testing.T) {
+	fs := &roomFS{FS: vfs.NewMem()}
+	fs.available.Store(1 << 40)
+	r := newRig(t, func(c *Config) { c.FS = fs })
+	byHand := func(action hdfspb.SafeModeActionProto) {
+		must[*hdfspb.SetSafeModeResponseProto](t)(r.nn.setSafeMode(r.as("root"), &hdfspb.SetSafeModeRequestProto{Action: &action}))
+	}
+	full := func(available uint64) {
+		fs.available.Store(available)
+		r.nn.checkResources()
+	}
+	dns := r.datanodes(3)
+	turns := func() (kinds []clusterpb.Command_Kind) {
+		for range 4 {
+			for _, d := range dns {
+				d.seen = nil
+			}
+			r.clock.advance(6 * time.Second)
+			r.turn(dns)
+			for _, d := range dns {
+				for _, c := range d.seen {
+					kinds = append(kinds, c.GetKind())
+				}
+			}
+		}
+		return kinds
+	}
+	for name, freeze := range map[string]func(bool){
+		"by hand": func(on bool) {
+			if on {
+				byHand(hdfspb.SafeModeActionProto_SAFEMODE_ENTER)
+			} else {
+				byHand(hdfspb.SafeModeActionProto_SAFEMODE_LEAVE)
+			}
+		},
+		"full disk": func(on bool) {
+			if on {
+				full(0)
+			} else {
+				full(1 << 40)
+			}
+		},
+		"full disk, which no operator ends": func(on bool) {
+			if on {
+				full(0)
+				byHand(hdfspb.SafeModeActionProto_SAFEMODE_LEAVE)
+			} else {
+				full(1 << 40)
+			}
+		},
+	} {
+		stray := r.write("/stray", 1, 100, dns...)
+		must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/stray"), Recursive: proto.Bool(false)}))
+		gone := r.write("/gone", 2, 100, dns...).GetBlockId()
+		fewer := r.write("/fewer", 3, 100, dns...).GetBlockId()
+		more := r.write("/more", 1, 100, dns...).GetBlockId()
+		turns()
+		must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/gone"), Recursive: proto.Bool(false)}))
+		for path, n := range map[string]uint32{"/fewer": 1, "/more": 3} {
+			must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: &path, Replication: &n}))
+		}
+		freeze(true)
+		dns[0].receive(stray) // it has been deleted, and is here again
+		if kinds := turns(); len(kinds) > 0 {
+			t.Errorf("%s: DataNodes were told to %v", name, kinds)
+		}
+		r.nn.blocks.mu.Lock()
+		trimmed := len(r.nn.blocks.nodes[dns[0].uuid].deletions) + len(r.nn.blocks.nodes[dns[1].uuid].deletions) + len(r.nn.blocks.nodes[dns[2].uuid].deletions)
+		copying := len(r.nn.blocks.copying)
+		r.nn.blocks.mu.Unlock()
+		if copying > 0 {
+			t.Errorf("%s: copies of %d blocks are planned", name, copying)
+		}
+		if trimmed != 2 {
+			t.Errorf("%s: %d deletions are planned, want only those of the deleted file's two replicas", name, trimmed)
+		}
+		freeze(false)
+		turns()
+		for id, want := range map[uint64]int{gone: 0, stray.GetBlockId(): 0, fewer: 1, more: 3} {
+			if n := r.holders(id, dns); n != want {
+				t.Errorf("%s: afterwards %d replicas of block %d, want %d", name, n, id, want)
+			}
+		}
+		for _, path := range []string{"/fewer", "/more"} {
+			must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: &path, Recursive: proto.Bool(false)}))
+		}
+	}
+}
+
+// As in HDFS a change is refused in safe mode, though there would be nothing to do.
+func TestSafeModeRefusesWhatChangesNothing(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	b := r.write("/f", 1, 100, dns...)
+	r.mkdirs("root", "/d")
+	r.create("/open", "w", 1)
+	open := r.addBlock("/open", "w", nil).GetB()
+	rename := func(id int32) error {
+		_, err := r.nn.rename2(r.call("root", id), &hdfspb.Rename2RequestProto{Src: proto.String("/d"), Dst: proto.String("/e"), OverwriteDest: proto.Bool(false)})
+		return err
+	}
+	if err := rename(1000); err != nil {
+		t.Fatal(err)
+	}
+	must[*hdfspb.SetSafeModeResponseProto](t)(r.nn.setSafeMode(r.as("root"), &hdfspb.SetSafeModeRequestProto{Action: hdfspb.SafeModeActionProto_SAFEMODE_ENTER.Enum()}))
+	for name, do := range map[string]func() error{
+		"mkdirs": func() error {
+			_, err := r.nn.mkdirs(r.as("root"), &hdfspb.MkdirsRequestProto{Src: proto.String("/e"), Masked: &hdfspb.FsPermissionProto{Perm: proto.Uint32(0o755)}, CreateParent: proto.Bool(true)})
+			return err
+		},
+		"delete": func() error {
+			_, err := r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/none"), Recursive: proto.Bool(false)})
+			return err
+		},
+		"recoverLease": func() error {
+			_, err := r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("w")})
+			return err
+		},
+		"complete": func() error {
+			_, err := r.nn.complete(r.as("root"), &hdfspb.CompleteRequestProto{Src: proto.String("/f"), ClientName: proto.String("writer"), Last: b})
+			return err
+		},
+		"addBlock": func() error {
+			_, err := r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/open"), ClientName: proto.String("w")})
+			return err
+		},
+		"updateBlockForPipeline": func() error {
+			_, err := r.nn.updateBlockForPipeline(r.as("root"), &hdfspb.UpdateBlockForPipelineRequestProto{Block: open, ClientName: proto.String("w")})
+			return err
+		},
+		"getAdditionalDatanode": func() error {
+			_, err := r.nn.getAdditionalDatanode(r.as("root"), &hdfspb.GetAdditionalDatanodeRequestProto{Src: proto.String("/open"), Blk: open, ClientName: proto.String("w"), NumAdditionalNodes: proto.Uint32(1)})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) { wantClass(t, do(), exception.SafeMode) })
+	}
+	if err := rename(1000); err != nil {
+		t.Errorf("a call that was carried out before is not answered again: %v", err)
 	}
 }

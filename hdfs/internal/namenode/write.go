@@ -18,6 +18,9 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 	if err := nn.checkPool(req.GetPrevious()); err != nil {
 		return nil, err
 	}
+	if _, err := nn.refusal(); err != nil {
+		return nil, err
+	}
 	stamp, err := nn.stamp(ctx)
 	if err != nil {
 		return nil, err
@@ -95,6 +98,9 @@ func (nn *NameNode) fsync(ctx context.Context, req *hdfspb.FsyncRequestProto) (*
 func (nn *NameNode) complete(ctx context.Context, req *hdfspb.CompleteRequestProto) (*hdfspb.CompleteResponseProto, error) {
 	c := nn.callFrom(ctx)
 	if err := nn.checkPool(req.GetLast()); err != nil {
+		return nil, err
+	}
+	if _, err := nn.refusal(); err != nil {
 		return nil, err
 	}
 	e := &nspb.Entry{Caller: c.caller, Op: &nspb.Entry_Complete{Complete: &nspb.Complete{
