@@ -161,6 +161,10 @@ const piece = 32 << 10
 func (s *Stream) Write(p []byte) (n int, err error) {
 	s.user.Lock()
 	defer s.leave()
+	return s.write(p)
+}
+
+func (s *Stream) write(p []byte) (n int, err error) {
 	for len(p) > 0 {
 		k, err := s.packet()
 		if err != nil {
@@ -183,28 +187,60 @@ func (s *Stream) ReadFrom(r io.Reader) (n int64, err error) {
 	s.user.Lock()
 	defer s.leave()
 	for {
-		k, err := s.packet()
-		if err != nil {
-			return n, err
-		}
-		m, err := r.Read(k.Room())
-		if m < 0 || m > len(k.Room()) {
-			return n, errors.New("a reader returned an impossible count")
-		}
-		k.Grow(m)
-		s.off += int64(m)
+		m, rerr, err := s.readOnce(r)
 		n += int64(m)
-		if ferr := s.filled(k); ferr != nil {
-			return n, ferr
-		}
-		if err == io.EOF {
-			return n, nil
-		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return n, err
+		case rerr == io.EOF:
+			return n, nil
+		case rerr != nil:
+			return n, rerr
 		}
 	}
 }
+
+// errCount says that a reader breaks its contract.
+var errCount = errors.New("a reader returned an impossible count")
+
+// readOnce writes what one Read of r returns; rerr is its error.
+func (s *Stream) readOnce(r io.Reader) (n int, rerr, err error) {
+	if s.full() && !s.closed {
+		return s.readBehind(r)
+	}
+	k, err := s.packet()
+	if err != nil {
+		return 0, nil, err
+	}
+	n, rerr = r.Read(k.Room())
+	if n < 0 || n > len(k.Room()) {
+		return 0, nil, errCount
+	}
+	k.Grow(n)
+	s.off += int64(n)
+	return n, rerr, s.filled(k)
+}
+
+// fewBytes is how many bytes are read at once behind a block's end.
+const fewBytes = 4 << 10
+
+// readBehind is readOnce behind a full block, which is left as it is if r has no more.
+func (s *Stream) readBehind(r io.Reader) (n int, rerr, err error) {
+	if err := s.failed(); err != nil {
+		return 0, nil, err
+	}
+	few := make([]byte, fewBytes)
+	n, rerr = r.Read(few)
+	if n < 0 || n > len(few) {
+		return 0, nil, errCount
+	}
+	n, err = s.write(few[:n])
+	return n, rerr, err
+}
+
+// full tells that all bytes of a block have been sent, but not its end: that waits for the first
+// byte behind it, or for Close, since a Flush may ask before that for the block to be on disks.
+func (s *Stream) full() bool { return s.current == nil && s.off == s.file.BlockSize }
 
 // leave is the end of a turn of the goroutine that writes.
 func (s *Stream) leave() {
@@ -225,13 +261,18 @@ func (s *Stream) discard() {
 	}
 }
 
-// packet returns the packet that is being filled.
+// packet returns the packet that is being filled. It ends a block that is full.
 func (s *Stream) packet() (*data.Packet, error) {
 	if s.closed {
 		return nil, ErrClosed
 	}
 	if s.current != nil {
 		return s.current, s.failed()
+	}
+	if s.full() {
+		if err := s.endBlock(); err != nil {
+			return nil, err
+		}
 	}
 	at := s.off
 	if len(s.tail) > 0 {
@@ -275,18 +316,12 @@ func (s *Stream) reserve() (data.Lender, error) {
 	return nil, s.err
 }
 
-// filled sends a packet that takes no more, and ends a block that is full.
+// filled sends a packet that takes no more.
 func (s *Stream) filled(k *data.Packet) error {
 	if len(k.Room()) > 0 {
 		return nil
 	}
-	if err := s.enqueue(false); err != nil {
-		return err
-	}
-	if s.off == s.file.BlockSize {
-		return s.endBlock()
-	}
-	return nil
+	return s.enqueue(false)
 }
 
 // enqueue hands the current packet over to be sent.

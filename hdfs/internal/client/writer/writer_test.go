@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -686,6 +688,107 @@ func TestFlush(t *testing.T) {
 		}
 	})
 }
+
+// A sync at a block's end is one of that block, which has not ended then: it ends before the next
+// byte, or with Close. A flush leaves that to a sync after it.
+func TestSyncAtTheEndOfABlock(t *testing.T) {
+	for _, way := range []string{"Write", "ReadFrom"} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 3, false)
+			s := New(t.Context(), c.config(), testFile, nil)
+			var said []string
+			c.send = func(l *line, k *data.Packet, _ int) error {
+				if k.Sync || k.Last {
+					said = append(said, fmt.Sprintf("block %d at %d: sync %t, last %t", l.req.Block.GetBlockId(), k.End(), k.Sync, k.Last))
+				}
+				return nil
+			}
+			content := randomBytes(3 * testBlock)
+			expect := func(want ...string) {
+				t.Helper()
+				synctest.Wait()
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				if !slices.Equal(said, want) {
+					t.Errorf("%s: the DataNodes are told %q, want %q", way, said, want)
+				}
+				said = nil
+			}
+			write := func(block int) {
+				t.Helper()
+				part := content[block*testBlock : (block+1)*testBlock]
+				var err error
+				if way == "Write" {
+					_, err = s.Write(part)
+				} else {
+					_, err = s.ReadFrom(bytes.NewReader(part))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			flush := func(o FlushOptions) {
+				t.Helper()
+				if err := s.Flush(t.Context(), o); err != nil {
+					t.Fatal(err)
+				}
+			}
+			write(0)
+			flush(FlushOptions{})
+			expect()
+			flush(FlushOptions{Sync: true, UpdateLength: true})
+			flush(FlushOptions{Sync: true}) // of nothing new
+			expect("block 101 at 65536: sync true, last false")
+			write(1)
+			flush(FlushOptions{})
+			expect("block 101 at 65536: sync false, last true")
+			write(2)
+			flush(FlushOptions{Sync: true})
+			expect("block 102 at 65536: sync false, last true", "block 103 at 65536: sync true, last false")
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			expect("block 103 at 65536: sync false, last true")
+			if !bytes.Equal(c.content(), content) || len(c.order) != 3 {
+				t.Errorf("%s: %d bytes in %d blocks", way, len(c.content()), len(c.order))
+			}
+			if told := callsOf[*hdfspb.FsyncRequestProto](c); told[1].GetLastBlockLength() != testBlock {
+				t.Errorf("%s: the NameNode is told %v", way, told)
+			}
+		})
+	}
+}
+
+// A reader that fails, or counts wrongly, behind a block's end fails the write, not the stream.
+func TestReadersThatFailBehindABlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 3, false)
+		s := New(t.Context(), c.config(), testFile, nil)
+		content := randomBytes(testBlock + 100)
+		broken := errors.New("the disk has failed")
+		n, err := s.ReadFrom(io.MultiReader(bytes.NewReader(content[:testBlock]), iotest.ErrReader(broken)))
+		if n != testBlock || !errors.Is(err, broken) {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		if n, err := s.ReadFrom(liar{}); n != 0 || err == nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		if n, err := s.ReadFrom(bytes.NewReader(content[testBlock:])); n != 100 || err != nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		if err := s.Close(t.Context()); err != nil || !bytes.Equal(c.content(), content) {
+			t.Errorf("%d bytes, %v", len(c.content()), err)
+		}
+		if _, err := s.ReadFrom(bytes.NewReader(content)); !errors.Is(err, ErrClosed) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// liar says that it has read more than there was room for.
+type liar struct{}
+
+func (liar) Read(p []byte) (int, error) { return len(p) + 1, nil }
 
 // The end of a flush's context ends the wait; the end of the stream's, and Abort, end the
 // writing.
