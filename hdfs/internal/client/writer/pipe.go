@@ -50,7 +50,8 @@ type pipe struct {
 
 	excluded   []exclusion // from the next blocks
 	recoveries int         // in a row
-	begun      int         // how often the block was begun anew after packets had been sent
+	begun      int         // how often the block was begun anew after packets had been sent, for a DataNode had failed
+	refused    int         // and how often though none had
 	stuckAt    int64       // what was acknowledged at the last of them
 }
 
@@ -176,21 +177,23 @@ func (p *pipe) anew(why *failure) error {
 	s := p.s
 	bad := p.nodes[min(why.bad, len(p.nodes)-1)]
 	s.cfg.Logger.Warn("hdfs: a pipeline was not set up; another one will be", "file", s.file.Path, "block", p.block.GetBlockId(), "datanode", data.Name(bad), "err", why.err)
-	if p.begun++; why.blameless {
-		if !sleep(s.ctx, s.cfg.LocatePause>>4<<min(p.begun, 6)) {
+	if why.blameless {
+		p.refused++
+		if !sleep(s.ctx, s.cfg.LocatePause>>4<<min(p.refused, 6)) {
 			return context.Cause(s.ctx)
 		}
 	} else {
+		p.begun++
 		p.exclude(bad)
 	}
-	if p.begun > s.cfg.BlockRetries && !why.blameless || p.begun > maxBegun {
+	if p.begun > s.cfg.BlockRetries || p.refused > maxRefused {
 		return fmt.Errorf("write %s: no pipeline of DataNodes for its next block: %w", s.file.Path, why.err)
 	}
 	return p.abandon()
 }
 
-// maxBegun is how often a block is begun anew although no DataNode has failed.
-const maxBegun = 20
+// maxRefused is how often a block is begun anew although no DataNode has failed.
+const maxRefused = 20
 
 // abandon gives a block back that was not begun.
 func (p *pipe) abandon() error {
@@ -307,6 +310,6 @@ func (p *pipe) end() {
 	defer s.mu.Unlock()
 	p.block.NumBytes = proto.Uint64(uint64(s.length))
 	p.last, p.block = p.block, nil
-	p.appends, p.failed, p.recoveries, p.begun = false, nil, 0, 0
+	p.appends, p.failed, p.recoveries, p.begun, p.refused = false, nil, 0, 0, 0
 	s.ackLast, s.sentLast, s.failure = false, false, nil
 }

@@ -522,11 +522,33 @@ func TestPipelinesThatWereNeverSetUp(t *testing.T) {
 			if err := c.write(c.config(), randomBytes(testBlock)); err == nil {
 				t.Error("written without a pipeline")
 			}
-			if n := len(c.pipelines); test.excluded == 1 && n != 4 || test.excluded == 0 && n != maxBegun+1 {
+			if n := len(c.pipelines); test.excluded == 1 && n != 4 || test.excluded == 0 && n != maxRefused+1 {
 				t.Errorf("%d pipelines", n)
 			}
 		})
 	}
+}
+
+// Pipelines that are refused though no DataNode has failed leave as many as may be begun anew after
+// failures.
+func TestRefusalsAreNoFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 40, false)
+		cfg := c.config()
+		c.ack = func(*line, int64) *transfer.Ack {
+			switch n := len(c.pipelines); {
+			case n <= cfg.BlockRetries+1:
+				return refusedNow
+			case n <= 2*cfg.BlockRetries+1:
+				return neverSetUp
+			}
+			return nil
+		}
+		c.mustWrite(cfg, randomBytes(1000))
+		if n := len(c.pipelines); n != 2*cfg.BlockRetries+2 {
+			t.Errorf("%d pipelines", n)
+		}
+	})
 }
 
 // A DataNode that takes another's place gets a copy from one that is left. If that fails,
