@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -92,6 +93,10 @@ var joins = map[string]func(t testing.TB, a, b *side){
 		ca, cb := tcpPair(t)
 		joinStreams(t, a, b, ca, cb)
 	},
+	"unix stream": func(t testing.TB, a, b *side) {
+		ca, cb := unixPair(t)
+		joinStreams(t, a, b, ca, cb)
+	},
 	"pipe": func(t testing.TB, a, b *side) {
 		ca, cb := net.Pipe()
 		joinStreams(t, a, b, ca, cb)
@@ -153,6 +158,22 @@ func tcpPair(t testing.TB) (a, b net.Conn) {
 	}
 	defer l.Close()
 	if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
+func unixPair(t testing.TB) (a, b net.Conn) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if a, err = net.Dial("unix", l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
 	if b, err = l.Accept(); err != nil {

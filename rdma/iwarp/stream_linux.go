@@ -108,6 +108,7 @@ type socketStream struct {
 	given     atomic.Bool // a receive has been posted that a message waits for
 	ending    bool        // one waits and the peer has ended the connection
 	abandoned *time.Timer // ends the wait then
+	further   *time.Timer // reads what a PostRecv has left
 	tcp       bool
 	expects   bool // another one soon: the last bytes have completed something, or asked for a Read
 	owes      bool // a turn to others, who may have been told of something
@@ -154,9 +155,9 @@ const (
 // dueLeast is how many bytes must be certain to follow to be awaited together.
 const dueLeast = 8 << 10
 
-// postRounds is how often a PostRecv that a stream has waited for reads from it.
-// What is left after that, of half a megabyte or more, is the reader's.
-const postRounds = 4
+// postRounds is how often a PostRecv that a stream has waited for reads from it. What is left
+// after that, of half a megabyte or more, is the reader's, or a timer's. Tests change it.
+var postRounds = 4
 
 func newStream(conn net.Conn, q *queuePair) stream {
 	var raw syscall.RawConn
@@ -180,6 +181,8 @@ func newStream(conn net.Conn, q *queuePair) stream {
 	s.watchdog.Stop()
 	s.abandoned = time.AfterFunc(time.Hour, s.abandon)
 	s.abandoned.Stop()
+	s.further = time.AfterFunc(time.Hour, s.resume)
+	s.further.Stop()
 	s.liveness = liveness.Watch(conn, q.domain.device.config.PeerTimeout, s.silent)
 	return s
 }
@@ -199,6 +202,7 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 	defer s.reading.Unlock()
 	s.over = true
 	s.abandoned.Stop()
+	s.further.Stop()
 	s.liveness.Stop()
 	s.stir()
 	_ = s.raw.Control(s.onStir) // for those who read on
@@ -310,12 +314,14 @@ func (s *socketStream) posted(fd uintptr) {
 	stage := stages.Get().(*stage)
 	defer stages.Put(stage)
 	more := true
-	for n := 0; more && (n < postRounds || !s.tcp); n++ {
+	for n := 0; more && n < postRounds; n++ {
 		more = s.round(fd, stage)
 	}
 	switch {
 	case s.over:
 		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // the reader's goroutine sees to the rest
+	case more && !s.tcp:
+		s.further.Reset(0) // nothing tells the reader's goroutine of what is there already
 	case s.quiet.Load():
 	case !more:
 		s.wakeAt(fd, s.engine.Due())

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -342,5 +344,90 @@ func TestGivesItsTurn(t *testing.T) {
 		if s.owes != c.owes || s.expects != c.looks {
 			t.Errorf("%s: owes a turn: %v, expects more: %v", c.what, s.owes, s.expects)
 		}
+	}
+}
+
+// awaits returns when a side's stream waits for a receive, and nobody reads.
+func (s *side) awaits() *socketStream {
+	s.t.Helper()
+	stream := s.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	for began := time.Now(); time.Since(began) < within; runtime.Gosched() {
+		stream.reading.Lock()
+		waits := stream.engine != nil && stream.engine.Waiting()
+		stream.reading.Unlock()
+		if waits {
+			return stream
+		}
+	}
+	s.t.Fatal("the stream does not wait for a receive")
+	return nil
+}
+
+// A PostRecv for which a stream has waited comes back though the peer writes without end.
+func TestPostRecvOfAnEndlessPeer(t *testing.T) {
+	for name, pair := range map[string]func(testing.TB) (a, b net.Conn){"tcp": tcpPair, "unix": unixPair} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newSide(t, testDevice(t, Config{}), 4096, nil), newSide(t, testDevice(t, Config{}), 4096, nil)
+			ca, cb := pair(t)
+			joinStreams(t, a, b, ca, cb)
+			a.send(rdma.SendRequest{Op: rdma.OpSend, SGEs: a.sge(0, 8)})
+			stream := b.awaits()
+			more := fpdu(wire.Segment{Tagged: true, Last: true, Opcode: wire.OpWrite, STag: b.memory.Key(), Offset: b.memory.Address()}, make([]byte, 1024))
+			const endless = 10_000
+			var returned atomic.Bool
+			rounds := 0
+			stream.reading.Lock()
+			after := stream.after
+			stream.after = func() {
+				after()
+				if !returned.Load() && rounds < endless {
+					rounds++
+					if _, err := ca.Write(more); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			stream.reading.Unlock()
+			b.recv(7, 0, 8)
+			returned.Store(true)
+			stream.reading.Lock()
+			defer stream.reading.Unlock()
+			if rounds == endless {
+				t.Errorf("it has read %d times", rounds)
+			}
+		})
+	}
+}
+
+// What a PostRecv leaves in the socket is read, though nothing more comes.
+func TestPostRecvLeavesNothing(t *testing.T) {
+	defer func(n int) { postRounds = n }(postRounds)
+	postRounds = 1
+	for name, pair := range map[string]func(testing.TB) (a, b net.Conn){"tcp": tcpPair, "unix": unixPair} {
+		t.Run(name, func(t *testing.T) {
+			const size = 64 << 10
+			a, b := newSide(t, testDevice(t, Config{}), size, nil), newSide(t, testDevice(t, Config{}), size, nil)
+			ca, cb := pair(t)
+			if c, ok := ca.(*net.UnixConn); ok {
+				_ = c.SetWriteBuffer(1 << 20)
+			}
+			joinStreams(t, a, b, ca, cb)
+			a.send(rdma.SendRequest{Op: rdma.OpSend, SGEs: a.sge(0, 8)})
+			b.awaits()
+			for range 3 { // more than one read takes
+				a.send(rdma.SendRequest{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, size), Remote: b.at(0)})
+				next(t, a.sends)
+			}
+			a.send(rdma.SendRequest{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: a.sge(0, 8)})
+			next(t, a.sends)
+			if _, err := b.qp.PostRecv([]rdma.RecvRequest{{ID: 1, SGEs: b.sge(0, 8)}, {ID: 2, SGEs: b.sge(0, 8)}}); err != nil {
+				t.Fatal(err)
+			}
+			for id := range uint64(2) {
+				if c := next(t, b.recvs); c.ID != id+1 || c.Status != rdma.StatusSuccess {
+					t.Errorf("%+v", c)
+				}
+			}
+		})
 	}
 }
