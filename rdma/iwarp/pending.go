@@ -16,12 +16,17 @@ const (
 	// maxRefusals is how many peers that are not let in are heard out at a time, so
 	// that they learn why.
 	maxRefusals = 32
+	// requestGrace is how long a connection may be silent before it gives way, unless its
+	// source has more than silentFlood of those.
+	requestGrace = 250 * time.Millisecond
+	silentFlood  = maxPending / 2
 )
 
 // pending are the connections of a listener that have not been accepted. When there
 // are too many, one that says nothing gives way to a new one: the oldest of the source
 // that has most of those. So silent connections cost no other source a place, and
-// nobody waits for them. With connections that all have sent their Requests, new ones
+// nobody waits long for them: one that has come just now may send its Request yet, and does not
+// give way, unless its source fills most of the places. With connections that all have sent their Requests, new ones
 // wait for Accept.
 type pending struct {
 	places chan struct{} // one for each
@@ -34,10 +39,11 @@ type arrival struct {
 	conn net.Conn
 	raw  syscall.RawConn // nil: nothing can be asked of the socket
 	from origin
+	came time.Time
 }
 
 func newArrival(conn net.Conn, from origin) *arrival {
-	a := &arrival{conn: conn, from: from}
+	a := &arrival{conn: conn, from: from, came: time.Now()}
 	if c, ok := conn.(syscall.Conn); ok {
 		a.raw, _ = c.SyscallConn()
 	}
@@ -87,7 +93,14 @@ func (p *pending) giveWay() {
 			most = arrivals
 		}
 	}
+	var since time.Time // they have been silent
+	if len(most) <= silentFlood {
+		since = time.Now().Add(-requestGrace)
+	}
 	for _, a := range most {
+		if !since.IsZero() && a.came.After(since) {
+			return // as those are that follow
+		}
 		if !a.unread() {
 			p.drop(a)
 			_ = a.conn.SetDeadline(time.Unix(1, 0))

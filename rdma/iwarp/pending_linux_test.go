@@ -70,6 +70,7 @@ func TestWhoGivesWay(t *testing.T) {
 		t.Cleanup(func() { _, _ = ca.Close(), cb.Close() })
 		ours, theirs = append(ours, cb), append(theirs, ca)
 		a := newArrival(cb, origin{here: true, user: user})
+		a.came = a.came.Add(-requestGrace)
 		if !p.admit(t.Context(), a) {
 			t.Fatal("no place")
 		}
@@ -109,6 +110,40 @@ func TestWhoGivesWay(t *testing.T) {
 	}
 	p.giveWay() // nobody can
 }
+
+// A connection that has come just now does not give way, unless its source has very many.
+func TestGraceOfRequests(t *testing.T) {
+	p := newPending()
+	next := func() *arrival {
+		a := newArrival(deadlines{}, origin{here: true, user: 1})
+		if !p.admit(t.Context(), a) {
+			t.Fatal("no place")
+		}
+		return a
+	}
+	old, fresh := next(), next()
+	old.came = old.came.Add(-requestGrace)
+	p.giveWay()
+	p.giveWay()
+	if !p.heard(old) || p.heard(fresh) {
+		t.Error("not the old connection alone gave way")
+	}
+	for range silentFlood + 3 {
+		fresh = next()
+		fresh.came = fresh.came.Add(time.Hour)
+	}
+	for range 10 {
+		p.giveWay()
+	}
+	if left := len(p.silent[fresh.from]); left != silentFlood {
+		t.Errorf("of a flood %d are left, want %d", left, silentFlood)
+	}
+}
+
+// deadlines are those of a connection that nobody reads.
+type deadlines struct{ net.Conn }
+
+func (deadlines) SetDeadline(time.Time) error { return nil }
 
 // Networks of IPv6, and addresses of IPv4, are sources.
 func TestNetworks(t *testing.T) {
