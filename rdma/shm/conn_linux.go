@@ -152,7 +152,12 @@ func (c *conn) writeSoon(packet []byte, descriptors ...int) error {
 		return err
 	}
 	if err := raw.Control(func(fd uintptr) {
-		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(atOnce/time.Millisecond))
+		for begun := time.Now(); ; {
+			_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(atOnce/time.Millisecond))
+			if !errors.Is(err, unix.EINTR) || time.Since(begun) > atOnce {
+				return // a signal, of which Go sends itself many, is no reason to give up
+			}
+		}
 	}); err != nil {
 		return err
 	}

@@ -258,23 +258,29 @@ func (qp *queuePair) serve() {
 			}
 			continue
 		}
-		var left *farewellError
-		kind := rdma.EventDisconnected
-		switch {
-		case errors.As(err, &left):
-			err = fmt.Errorf("shm: %s ended the connection: %q: %w", qp.peerName(), left.text, rdma.ErrDisconnected)
-		case qp.conn.hungUp.Load():
-			err = fmt.Errorf("shm: %s died: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			// An answer that is left out would be taken for that to the next question.
-			kind = rdma.EventQueuePairError
-			err = fmt.Errorf("shm: %s has asked, and has left no room in its socket for the answer for %v; it is probably suspended: %w: %w", qp.peerName(), qp.conn.limit, rdma.ErrDisconnected, err)
-		default:
-			kind = rdma.EventQueuePairError
-			err = fmt.Errorf("shm: connection with %s: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
-		}
-		qp.failEvent(kind, err, "protocol error")
+		kind, farewell, err := qp.ended(err)
+		qp.failEvent(kind, err, farewell)
 	}
+}
+
+// ended tells what an error of serveNext means here, and what the peer is told.
+func (qp *queuePair) ended(err error) (kind rdma.EventKind, farewell string, explained error) {
+	var left *farewellError
+	switch {
+	case errors.As(err, &left):
+		return rdma.EventDisconnected, "", fmt.Errorf("shm: %s ended the connection: %q: %w", qp.peerName(), left.text, rdma.ErrDisconnected)
+	case qp.conn.hungUp.Load():
+		return rdma.EventDisconnected, "", fmt.Errorf("shm: %s died: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		// An answer that is left out would be taken for that to the next question.
+		return rdma.EventQueuePairError, fmt.Sprintf("you have asked, and have left no room in your socket for the answer for %v", qp.conn.limit),
+			fmt.Errorf("shm: %s has asked, and has left no room in its socket for the answer for %v; it is probably suspended: %w: %w", qp.peerName(), qp.conn.limit, rdma.ErrDisconnected, err)
+	}
+	farewell = "protocol error"
+	if !errors.Is(err, errPacket) {
+		farewell = "an error here: " + err.Error()
+	}
+	return rdma.EventQueuePairError, farewell[:min(len(farewell), maxText)], fmt.Errorf("shm: connection with %s: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
 }
 
 // serveNext reads a packet and does what it asks for.
@@ -426,6 +432,10 @@ func (qp *queuePair) receiveGrant(g grant, kept *promise, p *packet) error {
 			err = fmt.Errorf("%w: a region of another process, from a peer that may not pass it on", errPacket)
 		}
 		if err != nil {
+			return err
+		}
+		// On a full socket the peer may have told that the region has gone before it granted it.
+		if err := qp.peer.Load().drop(g.handle); err != nil {
 			return err
 		}
 	}

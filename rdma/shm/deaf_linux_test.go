@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"runtime/pprof"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,4 +119,23 @@ func TestDeafPeerKeepsNoFile(t *testing.T) {
 	})
 	awaitAnswer(t)
 	s.inTime(file.Close)
+}
+
+// A peer is told for what the connection ends.
+func TestFarewells(t *testing.T) {
+	a, _ := twoSides(t)
+	for _, test := range []struct {
+		err  error
+		says string
+	}{
+		{os.ErrDeadlineExceeded, "left no room in your socket"},
+		{errPacket, "protocol error"},
+		{unix.EMFILE, unix.EMFILE.Error()},
+		{errors.New(strings.Repeat("x", 2*maxText)), "xxx"},
+	} {
+		kind, farewell, err := a.qp.(*queuePair).ended(test.err)
+		if kind != rdma.EventQueuePairError || !errors.Is(err, test.err) || !errors.Is(err, rdma.ErrDisconnected) || !strings.Contains(farewell, test.says) || len(farewell) > maxText {
+			t.Errorf("%v: %v, %v, %q", test.err, kind, err, farewell)
+		}
+	}
 }

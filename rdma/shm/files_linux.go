@@ -84,8 +84,8 @@ func (qp *queuePair) giveFile(w want) error {
 		return qp.giveNothing(w)
 	}
 	fd, err := r.descriptor(true) // as it is: it has been opened for reading
-	if errors.Is(err, rdma.ErrClosed) {
-		return qp.giveNothing(w)
+	if errors.Is(err, rdma.ErrClosed) || rdma.Temporary(err) {
+		return qp.giveNothing(w) // for want of descriptors, say: the peer reads by messages
 	}
 	if err != nil {
 		return err
@@ -221,7 +221,7 @@ func (s *peerFiles) find(key uint32) (f *peerFile, w *fileWait, first bool) {
 func (s *peerFiles) answer(key uint32, f *peerFile, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f != nil && s.closed {
+	if f != nil && (s.closed || !f.open()) { // what told of its end may have come first
 		_ = f.file.Close()
 		f = nil
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest"
 )
 
 // twoSides are connected.
@@ -226,5 +227,93 @@ func TestReadableFilesOfOthers(t *testing.T) {
 		if err := readable(int(each.file.Fd()), each.foreign); !errors.Is(err, each.want) {
 			t.Errorf("%s, foreign %v: %v", each.file.Name(), each.foreign, err)
 		}
+	}
+}
+
+// Without a descriptor for it an owner gives no file, and the connection goes on.
+func TestFileWithoutDescriptors(t *testing.T) {
+	a, b := twoSides(t)
+	s, err := b.qp.(rdma.FileQueuePair).ShareFile(int(fileOf(t, []byte("contents")).Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	reader, p := a.qp.(rdma.FileQueuePair), make([]byte, 8)
+	rdmatest.WithoutDescriptors(t, func() {
+		if _, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
+			t.Errorf("without descriptors: %v", err)
+		}
+	})
+	if n, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); n != len(p) || err != nil {
+		t.Errorf("with descriptors again: %d bytes, %v", n, err)
+	}
+	for _, side := range []*side{a, b} {
+		if err := side.qp.Err(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// late has a's queue pair take the grant of what b has closed before, as it comes if what tells
+// of the end overtakes it.
+func late(t *testing.T, a *side, g grant, fd int) {
+	t.Helper()
+	qp := a.qp.(*queuePair)
+	qp.conn.wantsMu.Lock()
+	qp.conn.wants = append(qp.conn.wants, g.want)
+	qp.conn.wantsMu.Unlock()
+	p := packet{bytes: g.append(nil), descriptors: []int{fd}}
+	defer p.release()
+	if err := qp.handle(&p); err != nil {
+		t.Error(err)
+	}
+}
+
+// A file or a region that its owner has closed before the grant comes is not kept.
+func TestGrantsThatComeLate(t *testing.T) {
+	a, b := twoSides(t)
+	qp := a.qp.(*queuePair)
+	memory, err := b.domain.Allocate(4096, rdma.AccessRemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := memory.(*region)
+	fd, err := r.descriptor(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grant{want: want{value: r.key}, found: true, handle: r.handle, key: r.key, access: uint8(rdma.AccessRemoteWrite), address: r.base(), length: r.size, state: r.state}
+	if err := memory.Close(); err != nil {
+		t.Fatal(err)
+	}
+	late(t, a, g, fd)
+	peer := qp.peer.Load()
+	peer.mu.RLock()
+	_, mapped := peer.byHandle[g.handle]
+	peer.mu.RUnlock()
+	if mapped {
+		t.Error("a region is mapped that was closed before")
+	}
+
+	shared, err := b.qp.(rdma.FileQueuePair).ShareFile(int(fileOf(t, []byte("contents")).Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r = shared.(*sharedFile).region
+	if fd, err = r.descriptor(true); err != nil {
+		t.Fatal(err)
+	}
+	g = grant{want: want{file: true, value: r.key}, found: true, handle: r.handle, key: r.key, length: 1, state: r.state}
+	if err := shared.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if f, _, first := qp.files.find(r.key); f != nil || !first {
+		t.Error("the file is here before it was asked for")
+	}
+	late(t, a, g, fd)
+	qp.files.mu.RLock()
+	defer qp.files.mu.RUnlock()
+	if len(qp.files.byHandle) != 0 {
+		t.Error("a file is kept that was closed before")
 	}
 }
