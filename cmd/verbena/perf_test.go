@@ -162,3 +162,10 @@ func TestPerfSaysWhatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+// A device that no transport has is refused when the server starts, not with its clients.
+func TestPerfServeOfNoDevice(t *testing.T) {
+	if out, err := run(t, "", "perf", "serve", "--listen", "127.0.0.1:0", "--device", "nope"); err == nil || !strings.Contains(err.Error(), `no device "nope"`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

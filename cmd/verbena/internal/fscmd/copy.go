@@ -54,7 +54,8 @@ func (nopCloser) Close() error { return nil }
 
 func putCommand(run runner) *cobra.Command {
 	p := put{}
-	cmd := &cobra.Command{
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use:   "put LOCAL... [PATH]",
 		Short: "Store local files and trees, or standard input (-)",
 		Example: `  verbena fs put access.log /logs/
@@ -63,6 +64,9 @@ func putCommand(run runner) *cobra.Command {
 		Args:    atLeast(1),
 		Aliases: []string{"copyFromLocal"},
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			if p.replication < 1 && cmd.Flags().Changed("replication") {
+				return usage{fmt.Errorf("--replication %d: want 1 or more", p.replication)}
+			}
 			return p.all(ctx, s, args, func(string) error { return nil })
 		}),
 	}
@@ -218,7 +222,15 @@ func (p *put) file(ctx context.Context, s *session, local, target string) error 
 	if err != nil {
 		return err
 	}
-	if err := p.stream(ctx, s, f, filepath.Base(local), info.Size(), info.Mode().Perm(), target); err != nil || !p.preserve {
+	mode := info.Mode().Perm()
+	if mode == 0 { // which would be taken for none
+		mode = 0o400
+	}
+	err = p.stream(ctx, s, f, filepath.Base(local), info.Size(), mode, target)
+	if err == nil && mode != info.Mode().Perm() {
+		err = s.client.Chmod(ctx, target, 0)
+	}
+	if err != nil || !p.preserve {
 		return err
 	}
 	return s.preserveLocal(ctx, target, info)

@@ -453,7 +453,8 @@ func replicationCommand(run runner) *cobra.Command {
 			if err != nil || n < 1 {
 				return usage{errors.New("replication must be >= 1")}
 			}
-			return s.each(args[1:], func(name string) error {
+			var set []string
+			err = s.each(args[1:], func(name string) error {
 				return s.walk(ctx, s.path(name), true, func(at string, info *hdfs.FileInfo) error {
 					if info.IsDir() {
 						return nil
@@ -462,12 +463,14 @@ func replicationCommand(run runner) *cobra.Command {
 						return err
 					}
 					fmt.Fprintf(s.out, "Replication %d set: %s\n", n, s.shown(at))
-					if !wait {
-						return nil
-					}
-					return s.replicated(ctx, at, n)
+					set = append(set, at)
+					return nil
 				})
 			})
+			if wait {
+				err = errors.Join(err, s.each(set, func(at string) error { return s.replicated(ctx, at, n) }))
+			}
+			return err
 		}),
 	}
 	cmd.Flags().BoolVarP(&wait, "wait", "w", false, "until all blocks have as many")
@@ -476,9 +479,13 @@ func replicationCommand(run runner) *cobra.Command {
 	return cmd
 }
 
-// replicated waits until each block of a file has n replicas.
+// replicated waits until each block of a file has n replicas, and shows that it does as
+// Hadoop's command: by a dot every ten seconds.
 func (s *session) replicated(ctx context.Context, name string, n int) error {
-	for {
+	const look, dot = 500 * time.Millisecond, 10 * time.Second
+	fmt.Fprintf(s.out, "Waiting for %s ...", s.shown(name))
+	warned := false
+	for looks := time.Duration(1); ; looks++ {
 		blocks, err := s.client.BlockLocations(ctx, name, 0, -1)
 		if err != nil {
 			return err
@@ -486,14 +493,22 @@ func (s *session) replicated(ctx context.Context, name string, n int) error {
 		all := true
 		for _, b := range blocks {
 			all = all && len(b.DataNodes) == n
+			if len(b.DataNodes) > n && !warned {
+				warned = true
+				fmt.Fprint(s.out, "\nWARNING: the waiting time may be long for DECREASING the number of replications.\n")
+			}
 		}
 		if all {
+			fmt.Fprintln(s.out, " done")
 			return nil
+		}
+		if looks*look%dot == look {
+			fmt.Fprint(s.out, ".")
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(look):
 		}
 	}
 }

@@ -358,3 +358,44 @@ func TestOnlyAnAbsentNameNodeIsAskedFor(t *testing.T) {
 		}
 	}
 }
+
+// Numbers of replicas that nothing can have are refused, and setrep -w shows that it waits, as
+// Hadoop's command does.
+func TestReplicas(t *testing.T) {
+	s := startShell(t)
+	local := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(local, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{"0", "-1"} {
+		if a := s.perform("", "put", "--replication", n, local, "/refused"); a.Code == 0 || !strings.Contains(a.Err, "--replication "+n+": want 1 or more") {
+			t.Errorf("put --replication %s: %+v", n, a)
+		}
+	}
+	s.must("put", "--replication", "3", local, "/file")
+	if got, want := s.must("setrep", "-w", "3", "/file"), "Replication 3 set: /file\nWaiting for /file ... done\n"; got != want {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+	got := s.must("setrep", "-w", "1", "/file")
+	if !strings.HasPrefix(got, "Replication 1 set: /file\nWaiting for /file ...") || !strings.HasSuffix(got, " done\n") {
+		t.Errorf("it says %q", got)
+	}
+}
+
+// A file that nobody may read is stored as one, by root, who reads it.
+func TestPutOfAFileWithoutRights(t *testing.T) {
+	local := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(local, []byte("content"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := os.Open(local); err != nil {
+		t.Skip("only root can read it")
+	} else if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := startShell(t)
+	s.must("put", local, "/file")
+	if mode := s.must("stat", "%a", "/file"); mode != "0\n" {
+		t.Errorf("it has the mode %s", mode)
+	}
+}

@@ -28,7 +28,7 @@ type threads struct {
 }
 
 func (t *threads) flags(cmd *cobra.Command) {
-	cmd.Flags().IntVarP(&t.most, "threads", "t", 1, "files that are copied at a time")
+	cmd.Flags().IntVarP(&t.most, "threads", "t", 1, "files that are copied at a time; below 1 is 1, as for Hadoop")
 	cmd.Flags().IntVarP(&t.queue, "queue", "q", 0, "files that wait for one of them: any number, whatever is said here")
 }
 

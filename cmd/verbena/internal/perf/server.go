@@ -74,6 +74,9 @@ func Listen(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	if err := checkDevice(ctx, cfg.Providers, cfg.Device); err != nil {
+		return nil, err
+	}
 	rt, err := newRuntime(cfg.Providers, cfg.Tuning, cfg.Logger)
 	if err != nil {
 		return nil, err
@@ -368,6 +371,24 @@ func receiveMemory(ctx context.Context, c control) (memory, error) {
 		err = decode(body, &m)
 	}
 	return m, err
+}
+
+// checkDevice refuses the name of a device that no provider has; empty is the first of each.
+func checkDevice(ctx context.Context, providers []rdma.Provider, device string) error {
+	if device == "" {
+		return nil
+	}
+	var there []string
+	for _, p := range providers {
+		devices, _ := p.Devices(ctx) // why there are none, [findDevice] tells who wants one
+		for _, d := range devices {
+			if d.Attributes().Name == device {
+				return nil
+			}
+			there = append(there, d.Attributes().Name)
+		}
+	}
+	return fmt.Errorf("perf: %w: no device %q among %q", rdma.ErrUnavailable, device, there)
 }
 
 // findDevice returns a provider's device of a name, or its first.
