@@ -65,6 +65,7 @@ var attackerKinds = map[string]func(*attacker, context.Context, int) error{
 	"data-breach":    (*attacker).dataBreach,
 	"data-untrusted": (*attacker).dataUntrusted,
 	"data-writes":    (*attacker).dataWrites,
+	"data-reads":     (*attacker).dataReads,
 	"data-deaf":      (*attacker).dataDeaf,
 }
 

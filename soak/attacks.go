@@ -170,6 +170,11 @@ func (s *siege) attacks() []attack {
 		err := wait(ctx, s.duration)
 		return errors.Join(err, syscall.Kill(p.Pid(), syscall.SIGCONT))
 	}
+	kill := func(ctx context.Context, p *processes.Process) error {
+		err := wait(ctx, s.duration/4)
+		p.Kill()
+		return errors.Join(err, wait(ctx, s.duration/4))
+	}
 	list := []attack{
 		{name: "nothing"},
 		{name: "connections that say nothing", kind: "silent", count: 3000, memory: 3000 * perHandshake},
@@ -181,11 +186,7 @@ func (s *siege) attacks() []attack {
 		{name: "offers of long messages, 4 KiB of each", kind: "offers", count: 96, transports: all, memory: 96*perEndpoint + devices*half},
 		{name: "endpoints that never receive", kind: "deaf", count: 48, transports: all, memory: 48*perEndpoint + devices*(attackReceiveMemory+attackSendMemory)},
 		{name: "client stopped (SIGSTOP)", kind: "traffic", count: 24, transports: all, memory: 24*perEndpoint + devices*(attackReceiveMemory+attackSendMemory), during: stop},
-		{name: "client killed (SIGKILL)", kind: "traffic", count: 24, transports: all, memory: 24*perEndpoint + devices*(attackReceiveMemory+attackSendMemory), during: func(ctx context.Context, p *processes.Process) error {
-			err := wait(ctx, s.duration/4)
-			p.Kill()
-			return errors.Join(err, wait(ctx, s.duration/4))
-		}},
+		{name: "client killed (SIGKILL)", kind: "traffic", count: 24, transports: all, memory: 24*perEndpoint + devices*(attackReceiveMemory+attackSendMemory), during: kill},
 	}
 	if slices.Contains(all, "shm") {
 		list = append(list, attack{name: "silent sockets at shm's port", kind: "shm-silent", count: 500, memory: 500 * perHandshake})
@@ -200,11 +201,9 @@ func (s *siege) attacks() []attack {
 		attack{name: "hdfs-data/1: blocks without a token, windows of 64 MiB", kind: "data-untrusted", count: 24, transports: all, files: true, memory: 24*2*perEndpoint + devices*half},
 		attack{name: "hdfs-data/1: hellos and set-ups without end, and answers never received", kind: "data-deaf", count: 24, transports: all, files: true, memory: 24 * (2*perEndpoint + dataOwed)},
 		attack{name: "hdfs-data/1: writers stopped (SIGSTOP)", kind: "data-writes", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: stop},
-		attack{name: "hdfs-data/1: writers killed (SIGKILL)", kind: "data-writes", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: func(ctx context.Context, p *processes.Process) error {
-			err := wait(ctx, s.duration/4)
-			p.Kill()
-			return errors.Join(err, wait(ctx, s.duration/4))
-		}})
+		attack{name: "hdfs-data/1: writers killed (SIGKILL)", kind: "data-writes", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: kill},
+		attack{name: "hdfs-data-calls/1: readers of rings stopped (SIGSTOP)", kind: "data-reads", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: stop},
+		attack{name: "hdfs-data-calls/1: readers of rings killed (SIGKILL)", kind: "data-reads", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: kill})
 	switch {
 	case os.Getuid() != 0:
 		s.left = append(s.left, "peers of another user: this needs the superuser, to become one")
@@ -554,7 +553,7 @@ func (s *siege) execute(ctx context.Context, a attack, row *serverRow) error {
 			s.wrong = append(s.wrong, fmt.Errorf("%q: %s", a.name, text))
 		}
 	}
-	s.tell("- **%s**: %s", a.name, report.most(4))
+	s.tell("- **%s**: %s", a.name, report.most(8))
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"regexp"
 	"slices"
@@ -174,7 +175,7 @@ func (a *attacker) dataUntrusted(ctx context.Context, number int) (err error) {
 		a.judgeAnswer(m.Bytes())
 		m.Release()
 	}
-	return a.readUntrusted(dctx, number)
+	return errors.Join(a.readUntrusted(dctx, number), a.ringsUntrusted(dctx, number))
 }
 
 // dataDeaf asks and asks, by hellos or by set-ups without a token, and receives no answer. The
@@ -238,6 +239,95 @@ func (a *attacker) readUntrusted(ctx context.Context, number int) (err error) {
 		}
 	}
 	return nil
+}
+
+// The calls that read through rings: one of the DataNode's, which the client reads by Get, and one of the
+// client's, which the DataNode writes to.
+const (
+	methodRing = 4
+	methodPush = 5
+	ringBytes  = 8 * (512 + 8) << 10
+)
+
+// ringsUntrusted asks for a long range through both kinds of rings, without a good token.
+func (a *attacker) ringsUntrusted(ctx context.Context, number int) (err error) {
+	dctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	ep, err := a.runtime.Dial(dctx, a.address, dataCallService, verbena.DialConfig{Transport: a.transport(number)})
+	if err != nil {
+		return err
+	}
+	caller, err := verbena.NewCaller(ep, nil)
+	if err != nil {
+		return errors.Join(err, ep.Close())
+	}
+	memory, err := verbena.NewMapping(ringBytes)
+	if err != nil {
+		return errors.Join(err, caller.Close())
+	}
+	own, err := ep.Expose(ctx, verbena.ExposeConfig{Memory: memory.Bytes(), Rights: verbena.MayWrite})
+	if err != nil {
+		return errors.Join(err, caller.Close(), memory.Close())
+	}
+	defer func() { err = errors.Join(err, own.Close(), caller.Close(), memory.Close()) }()
+	for _, method := range []uint32{methodRing, methodPush} {
+		request := binary.BigEndian.AppendUint64(nil, 0)
+		request = binary.BigEndian.AppendUint64(request, 1+rand.Uint64N(64<<20))
+		request = binary.BigEndian.AppendUint64(request, 0)
+		if method == methodPush {
+			request = own.Token().Append(request)
+		}
+		stream, err := caller.Stream(ctx, method, append(request, a.clientHeader()...))
+		if err != nil {
+			return err
+		}
+		n, err := io.ReadFull(stream, make([]byte, 1))
+		var told *verbena.CallError
+		switch {
+		case n > 0:
+			a.note(fmt.Errorf("%smethod %d answers without a token", breached, method))
+		case errors.As(err, &told):
+			a.note(fmt.Errorf("the ring was refused: %w", told))
+		}
+		if err := stream.Close(); n == 0 && told == nil {
+			return err
+		}
+	}
+	if slices.ContainsFunc(memory.Bytes(), func(b byte) bool { return b != 0 }) {
+		a.note(errors.New(breached + "bytes came into the ring of a reader without a token"))
+	}
+	return nil
+}
+
+// dataReads is what an honest reader of long ranges does; it may be stopped and killed.
+func (a *attacker) dataReads(ctx context.Context, number int) (err error) {
+	dialer := hdfs.NewDialer(a.runtime, a.transport(number))
+	defer func() { err = errors.Join(err, dialer.Close()) }()
+	c, err := newFilesClient(a.nameNode, dialer)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	name, content := fmt.Sprintf("/read-%d", number), noise(6<<20)
+	w, err := c.Create(ctx, name, hdfs.CreateOptions{Replace: true, BlockSize: 8 << 20})
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(content)
+	if err := errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		got, err := c.ReadFile(ctx, name)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(got, content) {
+			a.note(errors.New(breached + "a reader got other bytes"))
+		}
+		a.done.Add(1)
+	}
+	return ctx.Err()
 }
 
 // dataWrites is what an honest writer does; it may be stopped and killed.

@@ -31,12 +31,12 @@ func TestAttacksOnFiles(t *testing.T) {
 	}
 	var out strings.Builder
 	cmd := command()
-	cmd.SetArgs([]string{"attacks", "--quick", "--only", "hdfs-data/1", "--dir", filepath.Join(t.TempDir(), "data")})
+	cmd.SetArgs([]string{"attacks", "--quick", "--only", "hdfs-data", "--dir", filepath.Join(t.TempDir(), "data")})
 	cmd.SetOut(&out)
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
-	for _, want := range []string{"Outcome: passed", "`the set-up was refused`", "`the read was refused: ", "| hdfs-data/1: breaches of the protocol | iwarp |", "| hdfs-data/1: hellos and set-ups without end, and answers never received | shm |", "| hdfs-data/1: writers killed (SIGKILL) | tcp |"} {
+	for _, want := range []string{"Outcome: passed", "`the set-up was refused`", "`the read was refused: ", "`the ring was refused: ", "| hdfs-data-calls/1: readers of rings killed (SIGKILL) | iwarp |", "| hdfs-data/1: breaches of the protocol | iwarp |", "| hdfs-data/1: hellos and set-ups without end, and answers never received | shm |", "| hdfs-data/1: writers killed (SIGKILL) | tcp |"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, out.String())
 		}
