@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -94,5 +96,99 @@ func TestFailingDisk(t *testing.T) {
 	}
 	if failed < 40 {
 		t.Fatalf("only %d operations failed", failed)
+	}
+}
+
+// sectorFS can't read files whose names end with suffix where they have the byte at.
+type sectorFS struct {
+	vfs.FS
+	suffix string
+	at     int64
+	broken bool // nothing can be made
+}
+
+func (f *sectorFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	file, err := f.FS.Open(name, opts...)
+	if err == nil && strings.HasSuffix(name, f.suffix) {
+		file = &sectorFile{file, f.at}
+	}
+	return file, err
+}
+
+func (f *sectorFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if f.broken && strings.HasSuffix(name, tmpSuffix) {
+		return nil, syscall.EIO
+	}
+	return f.FS.Create(name, c)
+}
+
+type sectorFile struct {
+	vfs.File
+	at int64
+}
+
+func (f *sectorFile) ReadAt(p []byte, off int64) (int, error) {
+	if off <= f.at && f.at < off+int64(len(p)) {
+		return 0, syscall.EIO
+	}
+	return f.File.ReadAt(p, off)
+}
+
+// A disk that can't read a part of one replica costs that part, not all replicas in the directory.
+func TestUnreadableSector(t *testing.T) {
+	const length = 300_000 // more than is read at a time
+	data := random(rand.New(rand.NewPCG(9, 9)), length)
+	for _, c := range []struct {
+		name, suffix string
+		at           int64
+		left         int // bytes of it; -1: it is kept aside
+	}{
+		{"data", "blk_7", 200_000, 200_000 / 512 * 512},
+		{"data, at once", "blk_7", 0, 0},
+		{"partial chunk", "blk_7", length - 1, length / 512 * 512},
+		{"checksums", "blk_7_1001.meta", headerSize + 4*100, 100 * 512},
+		{"header", "blk_7_1001.meta", 100, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			mem := vfs.NewMem()
+			s := open(t, mem, "a")
+			for _, id := range []uint64{7, 8} { // in one directory
+				w, err := s.Create(id, 1001, transfer.CRC32C(), false, nil, Want{})
+				must(t, err)
+				write(t, w, 0, data)
+				must(t, w.Close(false)) // it was being written
+			}
+			must(t, s.Close())
+			s = open(t, &sectorFS{FS: mem, suffix: c.suffix, at: c.at}, "a")
+			defer s.Close()
+			if got := contents(t, s, 8); !bytes.Equal(got, data) {
+				t.Errorf("%d bytes of the other replica", len(got))
+			}
+			r, err := s.Get(7)
+			if c.left < 0 {
+				if !errors.Is(err, ErrNotFound) {
+					t.Errorf("a replica without a header is there: %v", err)
+				}
+				if _, err := mem.Stat(s.volumes[0].dataPath(7) + damagedSuffix); err != nil {
+					t.Errorf("its bytes are not kept: %v", err)
+				}
+				return
+			}
+			must(t, err)
+			if i := r.Info(); i.Length != int64(c.left) || !i.Torn {
+				t.Errorf("%+v, want %d bytes of a torn replica", i, c.left)
+			}
+		})
+	}
+	// If more is wrong, the directory is of no use.
+	mem := vfs.NewMem()
+	s := open(t, mem, "a")
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil, Want{})
+	must(t, err)
+	write(t, w, 0, data)
+	must(t, w.Close(false))
+	must(t, s.Close())
+	if _, err := Open(Config{FS: &sectorFS{FS: mem, suffix: "blk_7", at: 0, broken: true}, Dirs: []Directory{{Path: "/dn"}}, BootID: "a"}); !errors.Is(err, ErrTooManyFailed) {
+		t.Errorf("opened: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
@@ -37,6 +38,11 @@ func (v *volume) load(cfg *Config) error {
 	sameBoot := bootID != "" && bootID == string(last)
 	if err := v.scanDirectories(sameBoot); err != nil {
 		return err
+	}
+	if v.unreadable.Load() { // of a replica or two, or of the whole disk?
+		if err := v.check(); err != nil {
+			return err
+		}
 	}
 	// Last, because an interrupted look-through must be repeated.
 	if !sameBoot && bootID != "" {
@@ -174,7 +180,10 @@ func (v *volume) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error)
 	}
 	defer meta.Close()
 	var b [headerSize]byte
-	if err := readFull(meta, b[:], 0); err != nil && err != io.ErrUnexpectedEOF {
+	switch err := readFull(meta, b[:], 0); {
+	case v.cannotRead(id, err):
+		return nil, fmt.Errorf("%w: read its header: %w", errMeta, err)
+	case err != nil && err != io.ErrUnexpectedEOF:
 		return nil, err
 	}
 	if b == [headerSize]byte{} {
@@ -227,7 +236,7 @@ func (v *volume) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error)
 	defer data.Close()
 	r.state = WaitingRecovery
 	r.synced = false
-	r.length, r.tail, err = provenLength(data, dataInfo.Size(), meta, entries, &h)
+	r.length, r.tail, err = v.provenLength(data, dataInfo.Size(), meta, entries, &h)
 	if err != nil {
 		return nil, err
 	}
@@ -269,34 +278,27 @@ func (v *volume) tear(r *Replica, h metaHeader) error {
 }
 
 // provenLength returns the longest length that checksums vouch for: full chunks
-// by the array, a partial one at the end by a slot.
-func provenLength(data vfs.File, size int64, meta vfs.File, entries int64, h *metaHeader) (int64, uint32, error) {
+// by the array, a partial one at the end by a slot. It ends where the disk can't read.
+func (v *volume) provenLength(data vfs.File, size int64, meta vfs.File, entries int64, h *metaHeader) (int64, uint32, error) {
 	bpc := int64(h.sum.BytesPerChunk)
 	full := min(size/bpc, entries)
 	batch := max(1, verifyBatch/bpc)
 	buf := transfer.GetBuffer(int(batch * (bpc + 4)))
 	defer transfer.PutBuffer(buf)
 	var proven int64
-	for proven < full {
-		n := min(batch, full-proven)
-		d, sums := (*buf)[:n*bpc], (*buf)[n*bpc:n*(bpc+4)]
-		if err := readFull(meta, sums, headerSize+4*proven); err != nil {
-			return 0, 0, err
-		}
-		if err := readFull(data, d, proven*bpc); err != nil {
-			return 0, 0, err
-		}
-		if h.sum.Verify(sums, d) == nil {
-			proven += n
+	for step := batch; proven < full; {
+		n := min(step, full-proven)
+		good, err := provenChunks(data, meta, proven, n, *buf, h)
+		if errors.Is(err, syscall.EIO) && n > 1 {
+			step = 1 // the chunks before the one that can't be read count
 			continue
 		}
-		for i := range n {
-			if h.sum.Verify(sums[4*i:4*i+4], d[i*bpc:(i+1)*bpc]) != nil {
-				break
-			}
-			proven++
+		if err != nil && !v.cannotRead(h.id, err) {
+			return 0, 0, err
 		}
-		break
+		if proven += good; good < n {
+			break
+		}
 	}
 	length, tail := proven*bpc, uint32(0)
 	for _, sl := range h.slots {
@@ -305,7 +307,9 @@ func provenLength(data vfs.File, size int64, meta vfs.File, entries int64, h *me
 			continue
 		}
 		d := (*buf)[:sl.length-start]
-		if err := readFull(data, d, start); err != nil {
+		if err := readFull(data, d, start); v.cannotRead(h.id, err) {
+			continue
+		} else if err != nil {
 			return 0, 0, err
 		}
 		if h.sum.Update(0, d) == sl.tail {
@@ -316,3 +320,34 @@ func provenLength(data vfs.File, size int64, meta vfs.File, entries int64, h *me
 }
 
 const verifyBatch = 256 << 10
+
+// provenChunks reads n chunks into buf and tells how many of them, from the first on, match their
+// checksums: none with an error.
+func provenChunks(data, meta vfs.File, first, n int64, buf []byte, h *metaHeader) (good int64, err error) {
+	bpc := int64(h.sum.BytesPerChunk)
+	d, sums := buf[:n*bpc], buf[n*bpc:n*(bpc+4)]
+	if err := readFull(meta, sums, headerSize+4*first); err != nil {
+		return 0, err
+	}
+	if err := readFull(data, d, first*bpc); err != nil {
+		return 0, err
+	}
+	if h.sum.Verify(sums, d) == nil {
+		return n, nil
+	}
+	for good < n && h.sum.Verify(sums[4*good:4*good+4], d[good*bpc:(good+1)*bpc]) == nil {
+		good++
+	}
+	return good, nil
+}
+
+// cannotRead tells whether an error says that the disk can't read some bytes of a replica. That is
+// damage to this replica; whether the disk is of use is found out for all of them, later.
+func (v *volume) cannotRead(id uint64, err error) bool {
+	if !errors.Is(err, syscall.EIO) {
+		return false
+	}
+	v.unreadable.Store(true)
+	v.log.Error("the disk can't read a replica to its end; what can be read of it is kept", "dir", v.dir, "block", id, "err", err)
+	return true
+}

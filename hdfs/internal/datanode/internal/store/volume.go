@@ -46,6 +46,8 @@ type volume struct {
 	loading  sync.Mutex
 	loaded   map[uint64]*Replica // until all directories have been looked through
 	promises map[uint64]uint64
+	// unreadable says that the disk could not read something of a replica while they were looked through.
+	unreadable atomic.Bool
 }
 
 // DirError is an error of a directory's files.
