@@ -15,6 +15,12 @@ const promiseLife = 24 * time.Hour
 
 const promiseSuffix = ".promised"
 
+// promise is what has been promised of a block.
+type promise struct {
+	recovery uint64 // none with a lower generation is created
+	durable  uint64 // the one that is known to be on stable storage, 0: none
+}
+
 func (v *volume) promisePath(id, gen uint64) string {
 	return v.fs.PathJoin(v.subdir(id), strings.TrimSuffix(metaName(id, gen), ".meta")+promiseSuffix)
 }
@@ -48,22 +54,31 @@ func (s *Store) Promise(id, recovery uint64) (bool, error) {
 		return false, nil
 	}
 	before := s.promises[id]
-	s.promises[id] = max(before, recovery)
+	now := before
+	now.recovery = max(before.recovery, recovery)
+	s.promises[id] = now
 	s.mu.Unlock()
-	if before >= recovery {
+	if before.durable >= recovery {
 		return true, nil
 	}
-	f, err := v.fs.Create(v.promisePath(id, recovery), vfs.WriteCategoryUnspecified)
+	f, err := v.fs.Create(v.promisePath(id, now.recovery), vfs.WriteCategoryUnspecified)
 	if err == nil {
 		err = f.Close()
 	}
 	if err == nil {
 		err = syncDir(v.fs, v.subdir(id))
 	}
-	if err == nil && before != 0 {
-		err = v.fs.Remove(v.promisePath(id, before))
+	if err == nil {
+		s.mu.Lock()
+		now = s.promises[id]
+		now.durable = max(now.durable, before.recovery, recovery)
+		s.promises[id] = now
+		s.mu.Unlock()
+	}
+	if err == nil && before.recovery != 0 && before.recovery < recovery {
+		err = v.fs.Remove(v.promisePath(id, before.recovery))
 		if oserror.IsNotExist(err) {
-			err = nil // in a directory that is out of service, or was
+			err = nil // in a directory that is out of service, or was; or it could not be written
 		}
 	}
 	if err != nil {

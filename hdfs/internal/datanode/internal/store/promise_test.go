@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -38,6 +40,43 @@ func TestPromisedBlockIsNotCreated(t *testing.T) {
 		t.Fatal(absent, err)
 	}
 	must(t, s.Close())
+}
+
+// deafFS fails to make so many promises.
+type deafFS struct {
+	vfs.FS
+	failures int
+}
+
+func (f *deafFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if strings.HasSuffix(name, promiseSuffix) && f.failures > 0 {
+		f.failures--
+		return nil, syscall.EIO
+	}
+	return f.FS.Create(name, c)
+}
+
+// A promise that could not be written is no promise, until it has been written by another attempt.
+func TestPromiseIsDurableWhenItSaysSo(t *testing.T) {
+	for _, again := range []uint64{1010, 1005, 1020} {
+		mem := vfs.NewCrashableMem()
+		s := open(t, &deafFS{mem, 1}, "a")
+		if absent, err := s.Promise(7, 1010); !errors.Is(err, syscall.EIO) || absent {
+			t.Fatal(absent, err)
+		}
+		if absent, err := s.Promise(7, again); err != nil || !absent {
+			t.Fatal(absent, err)
+		}
+		must(t, s.Close())
+		promised := max(again, 1010) // memory has 1010 from the first call on: less is never written
+		for name, fs := range map[string]vfs.FS{"the process": mem, "the machine": mem.CrashClone(vfs.CrashCloneCfg{})} {
+			s = open(t, fs, "b")
+			if _, err := s.Create(7, promised-1, transfer.CRC32C(), false, nil, Want{}); !errors.Is(err, ErrGeneration) {
+				t.Errorf("after the end of %s created under generation %d though %d was promised: %v", name, promised-1, promised, err)
+			}
+			must(t, s.Close())
+		}
+	}
 }
 
 // A replica that may have lost acknowledged bytes says so, for as long as nobody has

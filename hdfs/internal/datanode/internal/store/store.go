@@ -84,7 +84,7 @@ type Store struct {
 	mu       sync.RWMutex
 	identity Identity
 	replicas map[uint64]*Replica
-	promises map[uint64]uint64 // by block: see Promise
+	promises map[uint64]promise // by block: see Promise
 }
 
 // Open opens or creates a store and looks through everything in it. Replicas
@@ -93,7 +93,7 @@ type Store struct {
 func Open(cfg Config) (*Store, error) {
 	s := &Store{
 		log: cfg.Logger, takeOver: cfg.TakeOver, changing: cfg.Changing, tolerated: cfg.Tolerated, chooser: chooser{choice: cfg.Choice},
-		replicas: map[uint64]*Replica{}, promises: map[uint64]uint64{},
+		replicas: map[uint64]*Replica{}, promises: map[uint64]promise{},
 	}
 	if cfg.FS == nil {
 		cfg.FS = vfs.Default

@@ -132,7 +132,9 @@ func (s *Store) Enough() error {
 // stays: a directory that was away may come back with those that were replaced meanwhile.
 func (s *Store) adopt(v *volume) {
 	for id, gen := range v.promises {
-		s.promises[id] = max(s.promises[id], gen)
+		if gen > s.promises[id].recovery {
+			s.promises[id] = promise{recovery: gen, durable: gen}
+		}
 	}
 	for id, r := range v.loaded {
 		worse := s.replicas[id]

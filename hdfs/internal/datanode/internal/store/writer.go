@@ -101,7 +101,7 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 		i := old.Info()
 		return nil, fmt.Errorf("create block %d at generation %d: %w: %v at generation %d with %d bytes", id, gen, ErrExists, i.State, i.Generation, i.Length)
 	}
-	if promised := s.promises[id]; promised > gen {
+	if promised := s.promises[id].recovery; promised > gen {
 		s.mu.Unlock()
 		r.mu.Unlock()
 		return nil, fmt.Errorf("create block %d at generation %d: %w: recovery %d was told that it is not here", id, gen, ErrGeneration, promised)
