@@ -186,6 +186,38 @@ func TestWriteAllInPart(t *testing.T) {
 	}
 }
 
+// A piece that begins inside a chunk has those before it committed first. When that fails none of them is
+// written.
+func TestWriteAllInPartInsideAChunk(t *testing.T) {
+	sum := transfer.CRC32C()
+	fs := &countingFS{FS: vfs.NewMem(), suffix: ".meta"}
+	s := open(t, fs, "a")
+	defer s.Close()
+	w, err := s.Create(1, 1001, sum, false, nil, Want{})
+	must(t, err)
+	data := random(rand.New(rand.NewPCG(1, 2)), 3000)
+	pieces := piecesOf(sum, 0, data, 1000)
+	for _, c := range []struct{ writes, done, length int }{
+		{0, 0, 0},          // the commit before the second piece
+		{2, 1, 1000},       // the one before the third
+		{1 << 20, 3, 3000}, // none
+	} {
+		fs.writes, fs.fail = 0, max(c.writes, 1)
+		if c.writes == 0 {
+			fs.writes = 1
+		}
+		n, err := w.WriteAll(pieces, sum, true)
+		if n != c.done || w.Info().Length != int64(c.length) || (err == nil) != (c.done == 3) || err != nil && !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("after %d writes: %d pieces, %v, %+v", c.writes, n, err, w.Info())
+		}
+	}
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	if !bytes.Equal(contents(t, s, 1), data) {
+		t.Error("other bytes came back")
+	}
+}
+
 // What a truncate takes away takes no room any more, also if the process died meanwhile.
 func TestCutFreesRoom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 3))

@@ -383,7 +383,7 @@ type Piece struct {
 
 // WriteAll is [Writer.Write], or without prove [Writer.WriteUnproven], of pieces that
 // follow each other; their checksums are written together. It returns how many were
-// written; the error is that of the next one, or of all if it is 0.
+// written, and their checksums with them; the error is that of the next one, or of all that follow.
 func (w *Writer) WriteAll(pieces []Piece, sum transfer.Checksum, prove bool) (done int, err error) {
 	defer w.r.vol.watch.end(w.r.vol.watch.begin())
 	for done < len(pieces) && err == nil {
@@ -392,7 +392,12 @@ func (w *Writer) WriteAll(pieces []Piece, sum transfer.Checksum, prove bool) (do
 		}
 	}
 	if cerr := w.commit(prove); cerr != nil {
-		done, err = 0, cerr
+		err = cerr
+	}
+	// A commit that has failed has given up what was taken since the last, also one that came before
+	// a piece that begins inside a chunk.
+	for done > 0 && pieces[done-1].Off+int64(len(pieces[done-1].Data)) > w.r.length {
+		done--
 	}
 	if err != nil {
 		return done, w.failed(pieces[min(done, len(pieces)-1)].Off, err)
