@@ -51,13 +51,23 @@ func (p *peer) Read(b []byte) (int, error) {
 }
 
 func (p *peer) Write(b []byte) (int, error) {
-	if now := time.Now(); now.Sub(p.writeSet) > p.writeTimeout/8 {
-		if err := p.SetWriteDeadline(now.Add(p.writeTimeout)); err != nil {
-			return 0, err
-		}
-		p.writeSet = now
+	if err := p.limitWrite(); err != nil {
+		return 0, err
 	}
 	return p.Conn.Write(b)
+}
+
+// limitWrite sets how long a write that begins now may take.
+func (p *peer) limitWrite() error {
+	now := time.Now()
+	if now.Sub(p.writeSet) <= p.writeTimeout/8 {
+		return nil
+	}
+	if err := p.SetWriteDeadline(now.Add(p.writeTimeout)); err != nil {
+		return err
+	}
+	p.writeSet = now
+	return nil
 }
 
 // wait sets how long Read waits from now on.

@@ -90,7 +90,7 @@ func (dn *DataNode) shareSlots(p *peer, c *net.UnixConn) (err error) {
 		return transfer.WriteMessage(p, &hdfspb.ShortCircuitShmResponseProto{Status: hdfspb.Status_ERROR.Enum(), Error: &text})
 	}
 	defer func() { err = errors.Join(err, dn.local.registry.Remove(segment)) }()
-	err = shortcircuit.Send(c, &hdfspb.ShortCircuitShmResponseProto{Status: hdfspb.Status_SUCCESS.Enum(), Id: segment.ID().Proto()}, shortcircuit.NoReceipt, segment.FD())
+	err = p.sendDescriptors(c, &hdfspb.ShortCircuitShmResponseProto{Status: hdfspb.Status_SUCCESS.Enum(), Id: segment.ID().Proto()}, shortcircuit.NoReceipt, segment.FD())
 	if err != nil {
 		return err
 	}
@@ -105,6 +105,14 @@ func (dn *DataNode) shareSlots(p *peer, c *net.UnixConn) (err error) {
 		return fmt.Errorf("%w: bytes on a connection that stands for a segment of slots", transfer.ErrMalformed)
 	}
 	return io.EOF
+}
+
+// sendDescriptors is [shortcircuit.Send] to a peer, whose connection is c, within the time that a write may take.
+func (p *peer) sendDescriptors(c *net.UnixConn, response proto.Message, with byte, fds ...int) error {
+	if err := p.limitWrite(); err != nil {
+		return err
+	}
+	return shortcircuit.Send(c, response, with, fds...)
 }
 
 // handOver hands over the descriptors of a finalized replica.
@@ -130,7 +138,7 @@ func (dn *DataNode) handOver(p *peer, c *net.UnixConn, op *hdfspb.OpRequestShort
 		with = shortcircuit.Receipt
 	}
 	dn.reads.local.Add(1) // before the client can know
-	err = shortcircuit.Send(c, response, with, fds...)
+	err = p.sendDescriptors(c, response, with, fds...)
 	if err == nil && with == shortcircuit.Receipt {
 		var b [1]byte
 		_, err = io.ReadFull(p.r, b[:])

@@ -2,6 +2,7 @@ package datanode
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -358,4 +359,42 @@ func fileConn(t testing.TB, fd int) *net.UnixConn {
 	c, err := net.FileConn(f)
 	must(t, err)
 	return c.(*net.UnixConn)
+}
+
+// A process that asks for descriptors and does not read the answer is not waited for longer than any other peer.
+func TestDescriptorsForADeafPeer(t *testing.T) {
+	f := newFixture(t, 1, onDisk(t, func(c *Config) { c.WriteTimeout = 50 * time.Millisecond }))
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	var ends [2]*net.UnixConn
+	for i, fd := range pair {
+		file := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(file)
+		must(t, errors.Join(err, file.Close()))
+		t.Cleanup(func() { c.Close() })
+		ends[i] = c.(*net.UnixConn)
+	}
+	// No byte more fits into the way to the client.
+	must(t, ends[0].SetWriteBuffer(4096))
+	for _, size := range []int{64 << 10, 1} {
+		for err := error(nil); !errors.Is(err, os.ErrDeadlineExceeded); {
+			must(t, ends[0].SetWriteDeadline(time.Now().Add(5*time.Millisecond)))
+			if _, err = ends[0].Write(make([]byte, size)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatal(err)
+			}
+		}
+	}
+	must(t, transfer.WriteRequest(ends[1], transfer.OpRequestShortCircuitShm, &hdfspb.ShortCircuitShmRequestProto{ClientName: proto.String("test")}))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.nodes[0].ServeConn(ends[0])
+	}()
+	select {
+	case <-done:
+	case <-time.After(patient):
+		t.Error("it still waits for the client to read")
+		ends[1].Close()
+		<-done
+	}
 }
