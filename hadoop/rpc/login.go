@@ -145,11 +145,14 @@ func (t *Token) login() *Login {
 
 type tokenLogin struct {
 	client *digest.Client
+	begun  bool
 }
 
 func (e *tokenLogin) Respond(_ context.Context, challenge []byte) ([]byte, error) {
-	if challenge == nil {
-		return nil, errors.New("the server offers tokens without a challenge")
+	first := !e.begun
+	e.begun = true
+	if challenge == nil && first {
+		return nil, nil // servers give a challenge with the first mechanism of their offer alone
 	}
 	return e.client.Respond(challenge)
 }

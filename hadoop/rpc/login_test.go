@@ -150,6 +150,54 @@ func TestLogin(t *testing.T) {
 	}
 }
 
+// A server gives a challenge with the first mechanism of its offer alone. A client whose token is by the second
+// asks for one.
+func TestTokenByTheSecondMechanism(t *testing.T) {
+	tokens := Tokens(func(identifier []byte) ([]byte, string, error) {
+		if string(identifier) != "ident" {
+			return nil, "", errors.New("no such token")
+		}
+		return []byte("secret"), "ada", nil
+	})
+	address, _ := startServer(t, Config{RefuseSimple: true, Mechanisms: []Mechanism{toyMechanism(toyKey, 1), tokens}}, nil)
+	for password, good := range map[string]bool{"secret": true, "guess": false} {
+		nc, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := NewConn(t.Context(), nc, Target{Protocol: testProtocol, Token: &Token{Identifier: []byte("ident"), Password: []byte(password)}}, ClientConfig{})
+		if (err == nil) != good {
+			t.Errorf("with the password %s: %v", password, err)
+		}
+		if err != nil {
+			continue
+		}
+		var who ping
+		if err := conn.Call(t.Context(), "whoami", &ping{}, &who); err != nil || who.GetEffectiveUser() != "ada" {
+			t.Errorf("%v, %v", &who, err)
+		}
+		conn.Close()
+	}
+	// One challenge is enough, at both ends.
+	exchange := tokens.Start()
+	if answer, done, err := exchange.Next(nil); err != nil || done || len(answer) == 0 {
+		t.Errorf("an empty token is answered %q, %t, %v", answer, done, err)
+	}
+	if _, _, err := exchange.Next(nil); err == nil {
+		t.Error("a second empty token is answered")
+	}
+	login, err := (&Token{}).login().Start("", "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first, err := login.Respond(t.Context(), nil); err != nil || len(first) > 0 {
+		t.Errorf("the client begins with %q, %v", first, err)
+	}
+	if _, err := login.Respond(t.Context(), nil); err == nil {
+		t.Error("a second time, too")
+	}
+}
+
 // The same over endpoints, by a client with a pool.
 func TestEndpointLogin(t *testing.T) {
 	eachTransport(t, func(t *testing.T, providers func() (client, server []rdma.Provider)) {

@@ -36,12 +36,22 @@ func Tokens(look func(identifier []byte) (password []byte, user string, err erro
 type tokenExchange struct {
 	look   func([]byte) ([]byte, string, error)
 	server digest.Server
+	spoken bool // the challenge is made
 	user   string
 }
 
-func (e *tokenExchange) Challenge() ([]byte, error) { return e.server.Challenge(), nil }
+func (e *tokenExchange) Challenge() ([]byte, error) {
+	e.spoken = true
+	return e.server.Challenge(), nil
+}
 
 func (e *tokenExchange) Next(token []byte) (answer []byte, done bool, err error) {
+	if !e.spoken && len(token) == 0 {
+		// The server speaks first in this mechanism (RFC 2831, section 2.1). A client that got no challenge
+		// with the offer begins with an empty token.
+		answer, err = e.Challenge()
+		return answer, false, err
+	}
 	var user string
 	answer, _, err = e.server.Verify(token, func(name string) (string, error) {
 		identifier, err := base64.StdEncoding.DecodeString(name)
