@@ -1,6 +1,8 @@
 package datanode
 
 import (
+	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -9,10 +11,13 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
@@ -85,13 +90,24 @@ func (f hangFile) WriteAt(p []byte, off int64) (int, error) {
 	return f.File.WriteAt(p, off)
 }
 
+func newHangFS() *hangFS {
+	return &hangFS{FS: vfs.NewMem(), hang: map[string]chan struct{}{}, told: make(chan struct{}, 2)}
+}
+
+// disks has the first DataNode of a fixture have the disks /a and /b.
+func (f *hangFS) disks(limit time.Duration) func(i int, c *Config) {
+	return func(i int, c *Config) {
+		if i == 0 {
+			c.FS, c.Dirs, c.FailedDirs = f, []Directory{{Path: "/a"}, {Path: "/b"}}, 1
+			c.DiskTimeout, c.DiskPatience = limit, 20*time.Millisecond
+		}
+	}
+}
+
 // hangFixture is a DataNode with the disks /a and /b, and two finalized blocks on each.
 func hangFixture(t *testing.T, limit time.Duration) (f *fixture, fs *hangFS, in map[int][]store.Info) {
-	fs = &hangFS{FS: vfs.NewMem(), hang: map[string]chan struct{}{}, told: make(chan struct{}, 2)}
-	f = newFixture(t, 1, func(_ int, c *Config) {
-		c.FS, c.Dirs, c.FailedDirs = fs, []Directory{{Path: "/a"}, {Path: "/b"}}, 1
-		c.DiskTimeout, c.DiskPatience = limit, 20*time.Millisecond
-	})
+	fs = newHangFS()
+	f = newFixture(t, 1, fs.disks(limit))
 	// Cleanups run in the other order: the disks go on before the DataNode is closed.
 	for id := uint64(1); id <= 4; id++ {
 		writeBlock(t, f.nodes, id, 1001, random(id, 1000))
@@ -205,4 +221,174 @@ func TestDiskThatHangsIsTakenOut(t *testing.T) {
 	if err != nil || resp.GetReplica() != nil {
 		t.Errorf("a recovery finds %v, %v", resp, err)
 	}
+}
+
+// dirOf is the directory of a block on the first DataNode.
+func (f *fixture) dirOf(id uint64) int {
+	f.t.Helper()
+	r, err := f.nodes[0].store.Get(id)
+	must(f.t, err)
+	return r.Storage()
+}
+
+// wantAck takes the next acknowledgement of a block, which has no failure.
+func (c *nativeClient) wantAck(tag uint32, seqno int64) {
+	c.t.Helper()
+	var a transfer.Ack
+	if must(c.t, native.ParseAck(c.next(tag), &a)); !a.OK() || a.Seqno != seqno {
+		c.t.Fatalf("acknowledgement %+v of packet %d of block %d", a, seqno, tag)
+	}
+}
+
+// Blocks of one endpoint are on several disks. One disk that hangs holds up neither the blocks on
+// others nor set-ups, and when it goes on so do its own, in order.
+func TestDiskThatHangsHoldsNoOtherBlockUp(t *testing.T) {
+	for behind := range 2 {
+		t.Run(fmt.Sprint(behind, " behind"), func(t *testing.T) {
+			fs := newHangFS()
+			f := newNatives(t, 1+behind, fs.disks(time.Hour))
+			c := dialNative(t, f.nodes[0])
+			in := map[int][]uint32{} // by directory
+			for tag := uint32(1); tag <= 6; tag++ {
+				if v, resp := c.setUp(tag, writeOf(uint64(tag), f.nodes[1:]...)); v != native.Accepted {
+					t.Fatal(resp)
+				}
+				in[f.dirOf(uint64(tag))] = append(in[f.dirOf(uint64(tag))], tag)
+			}
+			if len(in[0]) != 3 || len(in[1]) != 3 {
+				t.Fatalf("blocks in %v", in)
+			}
+			packets := packetsOf(random(1, 4000), 1000, 0, 1, 2)
+			goOn := fs.stop(t, "/a")
+			c.send(in[0][0], packets[0])
+			<-fs.told
+			for i, p := range packets {
+				for _, tag := range in[1] {
+					c.send(tag, p)
+					c.wantAck(tag, int64(i))
+				}
+				if i < 2 {
+					c.send(in[0][0], packets[1+i])
+				}
+				c.send(in[0][1], p)
+			}
+			if v, resp := c.setUp(7, writeOf(7, f.nodes[1:]...)); v != native.Accepted || f.dirOf(7) != 1 {
+				t.Error(resp)
+			}
+			goOn()
+			acked := map[uint32]int64{in[0][0]: -1, in[0][1]: -1}
+			for acked[in[0][0]] < 2 || acked[in[0][1]] < 2 {
+				m, err := c.ep.Receive(c.ctx)
+				must(t, err)
+				var a transfer.Ack
+				if must(t, native.ParseAck(m.Bytes(), &a)); !a.OK() || a.Seqno <= acked[m.Tag] {
+					t.Fatalf("block %d: %+v behind packet %d", m.Tag, a, acked[m.Tag])
+				}
+				acked[m.Tag] = a.Seqno
+				m.Release()
+			}
+		})
+	}
+}
+
+// A replica is locked while it is opened to be read, which may take as long as its disk hangs. Acknowledgements from
+// behind of other blocks do not wait for that.
+func TestReplicaThatIsOpenedHoldsNoOtherBlockUp(t *testing.T) {
+	var shut atomic.Bool
+	opening, gate := make(chan struct{}), make(chan struct{})
+	free := sync.OnceFunc(func() { close(gate) })
+	defer free()
+	d := newDam()
+	f := newNatives(t, 2, func(i int, c *Config) {
+		if i == 1 {
+			c.FS = d.disk()
+			return
+		}
+		c.FS = errorfs.Wrap(c.FS, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind == errorfs.OpOpen && filepath.Base(op.Path) == "blk_1" && shut.CompareAndSwap(true, false) {
+				close(opening)
+				<-gate
+			}
+			return nil
+		}))
+	})
+	c := dialNative(t, f.nodes[0])
+	for tag := uint32(1); tag <= 2; tag++ {
+		if v, resp := c.setUp(tag, writeOf(uint64(tag), f.nodes[1])); v != native.Accepted {
+			t.Fatal(resp)
+		}
+	}
+	packets := packetsOf(random(1, 2000), 1000, 0, 1)
+	d.shut.Store(true)
+	c.send(1, packets[0])
+	d.wait(t)
+	r, err := f.nodes[0].store.Get(1)
+	must(t, err)
+	for r.Info().Length != 1000 {
+		if !f.nodes[0].sleep(time.Millisecond) || c.ctx.Err() != nil {
+			t.Fatal("the first DataNode writes nothing")
+		}
+	}
+	shut.Store(true)
+	opened := make(chan error)
+	go func() {
+		rd, err := r.Open()
+		if err == nil {
+			err = rd.Close()
+		}
+		opened <- err
+	}()
+	<-opening
+	d.free() // the one behind acknowledges
+	for i, p := range packets {
+		c.send(2, p)
+		c.wantAck(2, int64(i))
+	}
+	free()
+	must(t, <-opened)
+	c.wantAck(1, 0)
+	if n := r.Info().Visible; n != 1000 {
+		t.Errorf("%d bytes are visible", n)
+	}
+}
+
+// A writer of the native path is told when its disk is taken out of service.
+func TestDiskThatIsTakenOutTellsNativeWriters(t *testing.T) {
+	fs := newHangFS()
+	f := newNatives(t, 1, fs.disks(200*time.Millisecond))
+	c := dialNative(t, f.nodes[0])
+	if v, resp := c.setUp(7, writeOf(9)); v != native.Accepted {
+		t.Fatal(resp)
+	}
+	fs.stop(t, f.nodes[0].cfg.Dirs[f.dirOf(9)].Path)
+	c.send(7, nativePackets(random(9, 1000), 1000)[0])
+	c.wantFailure(7)
+}
+
+// wantFailure takes the next acknowledgement of a block, by which the first DataNode has failed.
+func (c *nativeClient) wantFailure(tag uint32) {
+	c.t.Helper()
+	var a transfer.Ack
+	if must(c.t, native.ParseAck(c.next(tag), &a)); len(a.Replies) != 1 || a.Replies[0] != hdfspb.Status_ERROR {
+		c.t.Errorf("acknowledgement %+v", a)
+	}
+}
+
+// A writer of the native path is told when a recovery takes its block over, and can't write on.
+func TestRecoveryTellsNativeWriters(t *testing.T) {
+	f := newNatives(t, 2, nil)
+	c := dialNative(t, f.nodes[0])
+	if v, resp := c.setUp(7, writeOf(1, f.nodes[1])); v != native.Accepted {
+		t.Fatal(resp)
+	}
+	packets := packetsOf(random(1, 2000), 1000, 0, 1)
+	c.send(7, packets[0])
+	c.wantAck(7, 0)
+	resp, err := f.nodes[0].Recoveries().InitRecovery(t.Context(), &clusterpb.InitRecoveryRequest{
+		Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001)}, NewGeneration: proto.Uint64(1002),
+	})
+	if err != nil || resp.GetReplica().GetBlock().GetLength() != 1000 {
+		t.Fatalf("a recovery finds %v, %v", resp, err)
+	}
+	c.wantFailure(7)
 }

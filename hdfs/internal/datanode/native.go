@@ -2,10 +2,12 @@ package datanode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
@@ -22,10 +24,12 @@ type natives struct {
 	mu       sync.Mutex
 	links    map[*nativeLink]struct{}
 	reserved int64 // bytes of windows
+
+	stuck []atomic.Int32 // by directory: blocks in whose writes receivers were relieved, until those return
 }
 
 func (dn *DataNode) initNatives() {
-	dn.native.links = map[*nativeLink]struct{}{}
+	dn.native.links, dn.native.stuck = map[*nativeLink]struct{}{}, make([]atomic.Int32, len(dn.cfg.Dirs))
 	if dn.cfg.Native == nil {
 		return
 	}
@@ -67,65 +71,94 @@ func (n *natives) release(window int64) {
 // this one in pipelines, with the blocks that are written over it. One goroutine receives:
 // it forwards packets, and writes and acknowledges them when no more messages are there.
 // What may take long, a set-up, the end of a block, a packet that is to be synced, has a
-// goroutine while it lasts, in which the block's next packets are dealt with, too.
+// goroutine while it lasts, in which the block's next packets are dealt with, too. A write that
+// should not take long and does becomes such a goroutine: another one receives from then on.
 type nativeLink struct {
 	*native.Link
-	dn *DataNode
+	dn   *DataNode
+	ctx  context.Context
+	done chan struct{} // closed when nobody receives any more, because of err
+	err  error
 
 	mu     sync.Mutex
 	breach error
 	blocks map[uint32]*nativeBlock // by their tags
+	busy   *nativeBlock            // in whose write the goroutine that receives is; nil: in none
+	relief *time.Timer             // relieves that goroutine
 
-	// Of the goroutine that receives: the blocks whose packets and acknowledgements wait, and
-	// how many messages have been taken since none waited.
-	owing []*nativeBlock
-	taken int
+	// Of the goroutine that receives: the blocks whose packets and acknowledgements wait, how
+	// many of them have been dealt with, and how many messages have been taken since none waited.
+	owing  []*nativeBlock
+	paused int
+	taken  int
 }
+
+// reliefAfter is how long a write may take before another goroutine receives from the link, if
+// [Config].DiskPatience is not less.
+const reliefAfter = time.Second
+
+// errRelieved ends a goroutine that received: another one does.
+var errRelieved = errors.New("another goroutine receives")
 
 // ackBatch is how many messages are taken at most before what is owed for them goes out:
 // one block's stream must not keep back what another one's client waits for.
 const ackBatch = 8
 
 // ServeNative serves an endpoint of [native.Service] until it ends.
-func (dn *DataNode) ServeNative(ctx context.Context, ep *verbena.Endpoint) (err error) {
-	l := &nativeLink{Link: native.NewLink(ep), dn: dn, blocks: map[uint32]*nativeBlock{}}
+func (dn *DataNode) ServeNative(ctx context.Context, ep *verbena.Endpoint) error {
+	l := &nativeLink{Link: native.NewLink(ep), dn: dn, ctx: ctx, done: make(chan struct{}), blocks: map[uint32]*nativeBlock{}}
 	l.Bound(l.broken)
-	done := make(chan struct{})
-	if !dn.goBackground(func() { defer close(done); err = l.serve(ctx) }) {
-		return ErrClosed
-	}
-	<-done
-	return err
-}
-
-func (l *nativeLink) serve(ctx context.Context) error {
-	n := &l.dn.native
+	l.relief = time.AfterFunc(reliefAfter, l.relieve)
+	l.relief.Stop() // until there is a write
+	defer l.relief.Stop()
+	n := &dn.native
 	n.mu.Lock()
 	n.links[l] = struct{}{}
 	n.mu.Unlock()
-	defer func() {
+	defer context.AfterFunc(dn.ctx, func() { ep.Close() })()
+	if !dn.goBackground(l.serve) {
 		n.mu.Lock()
 		delete(n.links, l)
 		n.mu.Unlock()
-		l.pause()
-		l.end()
-	}()
-	defer context.AfterFunc(l.dn.ctx, func() { l.Endpoint().Close() })()
+		return ErrClosed
+	}
+	<-l.done
+	return l.err
+}
+
+// serve receives until the endpoint ends, or another goroutine does.
+func (l *nativeLink) serve() {
+	err := l.takeAll()
+	if errors.Is(err, errRelieved) {
+		return
+	}
+	n := &l.dn.native
+	n.mu.Lock()
+	delete(n.links, l)
+	n.mu.Unlock()
+	if l.pause() != nil {
+		return // the other one comes here, too
+	}
+	l.end()
+	l.mu.Lock()
+	breach := l.breach
+	l.mu.Unlock()
+	switch {
+	case breach != nil:
+		l.err = breach
+	case err != io.EOF && l.dn.ctx.Err() == nil:
+		l.err = err
+	}
+	close(l.done)
+}
+
+func (l *nativeLink) takeAll() error {
 	for {
-		m, err := l.receive(ctx)
+		m, err := l.receive()
 		if err == nil {
 			err = l.take(m)
 		}
 		if err != nil {
-			l.mu.Lock()
-			breach := l.breach
-			l.mu.Unlock()
-			if breach != nil {
-				return breach
-			}
-			if err == io.EOF || l.dn.ctx.Err() != nil {
-				return nil
-			}
 			return err
 		}
 	}
@@ -133,26 +166,83 @@ func (l *nativeLink) serve(ctx context.Context) error {
 
 // receive waits for a message. Before it waits, a block's packets that were there are written
 // together, and one acknowledgement for all of them goes out.
-func (l *nativeLink) receive(ctx context.Context) (*verbena.Message, error) {
-	m := l.Endpoint().TryReceive()
-	if m == nil || l.taken == ackBatch {
-		l.pause()
+func (l *nativeLink) receive() (*verbena.Message, error) {
+	full := l.taken == ackBatch
+	if full {
+		if err := l.pause(); err != nil {
+			return nil, err
+		}
 	}
-	if m != nil {
+	if m := l.Endpoint().TryReceive(); m != nil {
 		l.taken++
 		return m, nil
 	}
+	if !full {
+		if err := l.pause(); err != nil {
+			return nil, err
+		}
+	}
 	l.dn.native.waits.Add(1)
-	return l.Endpoint().Receive(ctx)
+	return l.Endpoint().Receive(l.ctx)
 }
 
 // pause writes and acknowledges what has been taken.
-func (l *nativeLink) pause() {
-	for i, b := range l.owing {
-		b.pause()
-		l.owing[i] = nil
+func (l *nativeLink) pause() error {
+	for l.paused < len(l.owing) {
+		b := l.owing[l.paused]
+		l.owing[l.paused] = nil
+		l.paused++
+		if err := b.pause(); err != nil {
+			return err
+		}
 	}
-	l.owing, l.taken = l.owing[:0], 0
+	l.owing, l.paused, l.taken = l.owing[:0], 0, 0
+	return nil
+}
+
+// write writes what a block has gathered, in the goroutine that receives. With an error another
+// one receives by now, because that has taken long, and the block's next packets have been dealt
+// with here.
+func (l *nativeLink) write(b *nativeBlock) error {
+	l.mu.Lock()
+	l.busy = b
+	l.relief.Reset(min(reliefAfter, l.dn.cfg.DiskPatience))
+	l.mu.Unlock()
+	b.write()
+	l.mu.Lock()
+	relieved := l.busy != b
+	if !relieved {
+		l.busy = nil
+		l.relief.Stop()
+	}
+	l.mu.Unlock()
+	if !relieved {
+		return nil
+	}
+	l.dn.native.stuck[b.dir].Add(-1)
+	b.run()
+	return errRelieved
+}
+
+// relieve has another goroutine receive if the one that does has been in a write for long: its
+// disk may hang, and blocks on others are not to wait for it.
+func (l *nativeLink) relieve() {
+	l.dn.goBackground(func() {
+		l.mu.Lock()
+		b := l.busy
+		if l.busy = nil; b != nil {
+			l.dn.native.stuck[b.dir].Add(1)
+		}
+		l.mu.Unlock()
+		if b == nil {
+			return
+		}
+		l.dn.log.Warn("a write of a block takes long; others of its peer go on without it", "block", b.op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), "dir", l.dn.cfg.Dirs[b.dir].Path)
+		b.here = false // the other goroutine deals with its packets
+		if l.pause() == nil {
+			l.serve()
+		}
+	})
 }
 
 // take takes a message and its reference. The error is a breach.

@@ -28,7 +28,9 @@ type nativeBlock struct {
 	// writing is held by whoever uses the replica's writer.
 	writing  turn
 	shut     bool
-	admitted bool // stage and sum are those of the request
+	admitted bool       // stage and sum are those of the request
+	dir      int        // of the replica, when it is opened
+	info     store.Info // the replica's, then
 
 	// Of the goroutine that deals with packets.
 	batch packetBatch
@@ -57,12 +59,14 @@ type nativeBlock struct {
 	no       []byte       // the other answer, for when nothing is left of the block
 	acked    int64        // the last packet that all behind have acknowledged, -1 before the first
 	over     bool
-	done     bool        // it is complete
-	timer    *time.Timer // of the mirror's silence
-	heard    time.Time
-	out      []byte
-	owed     int64 // the packet to acknowledge
-	unsaid   int64 // bytes of the packets that owed stands for
+	done     bool // it is complete
+	// A goroutine advances, and is to look again.
+	advancing, more bool
+	timer           *time.Timer // of the mirror's silence
+	heard           time.Time
+	out             []byte
+	owed            int64 // the packet to acknowledge
+	unsaid          int64 // bytes of the packets that owed stands for
 }
 
 // A turn is a lock that is held while disks and the NameNode are waited for. It is no
@@ -151,7 +155,11 @@ func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
 	b.writing.take()
 	err := errEnded
 	if !b.shut {
-		err = b.open(func() { b.dn.spawn(b.end) })
+		err = b.open(b.interrupted)
+	}
+	if err == nil {
+		b.info = b.w.Info()
+		b.dir = b.info.Storage
 	}
 	b.writing.give()
 	if err != nil {
@@ -161,6 +169,14 @@ func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
 		return b.requestMirror()
 	}
 	return native.Accepted, nil
+}
+
+// interrupted ends the block, and tells its writer, because somebody else has it from now on, or
+// nobody.
+func (b *nativeBlock) interrupted() {
+	b.dn.spawn(func() {
+		b.fail(hdfspb.Status_ERROR, errors.New("another writer or a recovery takes the block over, or its directory is out of service"))
+	})
 }
 
 func refusedBy(status hdfspb.Status, link string, err error) *hdfspb.BlockOpResponseProto {
@@ -251,10 +267,7 @@ func (b *nativeBlock) silent() {
 func (b *nativeBlock) settle() {
 	b.mu.Lock()
 	ready := b.opened && b.behind && !b.settled && !b.over
-	var w *store.Writer
-	if ready {
-		b.settled, w = true, b.w
-	}
+	b.settled = b.settled || ready
 	b.mu.Unlock()
 	switch {
 	case !ready:
@@ -275,10 +288,10 @@ func (b *nativeBlock) settle() {
 		})
 	default:
 		if !b.stage.transfer {
-			b.dn.changed(clusterpb.ReplicaChange_RECEIVING, w.Info(), false)
+			b.dn.changed(clusterpb.ReplicaChange_RECEIVING, b.info, false)
 		}
 		b.accept()
-		b.advance()
+		b.advance(false)
 	}
 }
 
@@ -330,7 +343,7 @@ func (b *nativeBlock) take(m *verbena.Message) error {
 		m.Release()
 		return fmt.Errorf("%w: %d bytes without an acknowledgement in a window of %d", native.ErrMalformed, b.held, b.window)
 	}
-	if long || b.running && !b.here {
+	if long || b.running && !b.here || b.apart() {
 		b.queue.Push(m)
 		begin := !b.running || b.here
 		b.running = true
@@ -349,22 +362,36 @@ func (b *nativeBlock) take(m *verbena.Message) error {
 		b.here = true
 		b.link.owing = append(b.link.owing, b)
 	}
-	b.gather(m)
+	if b.gather(m) {
+		return b.link.write(b)
+	}
 	return nil
+}
+
+// apart tells whether the block's disk may hang, so that its packets are dealt with in a
+// goroutine for that.
+func (b *nativeBlock) apart() bool {
+	return b.dn.native.stuck[b.dir].Load() > 0 || b.dn.store.Hangs(b.dir)
 }
 
 // pause writes and acknowledges what the goroutine that receives has gathered: no more
 // messages are there.
-func (b *nativeBlock) pause() {
+func (b *nativeBlock) pause() error {
 	if !b.here {
-		return
+		return nil
 	}
 	b.here = false
-	b.write()
+	if b.apart() && b.dn.goBackground(b.run) {
+		return nil
+	}
+	if err := b.link.write(b); err != nil {
+		return err
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.running = false
 	b.acknowledgeNow()
+	return nil
 }
 
 // run deals with packets until none is left, in a goroutine for that.
@@ -374,7 +401,9 @@ func (b *nativeBlock) run() {
 		if b.queue.Len() > 0 {
 			m := b.queue.Pop()
 			b.mu.Unlock()
-			b.gather(m)
+			if b.gather(m) {
+				b.write()
+			}
 			continue
 		}
 		if len(b.batch.messages) == 0 {
@@ -388,9 +417,9 @@ func (b *nativeBlock) run() {
 	}
 }
 
-// gather sends a packet on and keeps it to be written together with those that follow, or
-// writes it if none should be waited for. It takes the reference.
-func (b *nativeBlock) gather(m *verbena.Message) {
+// gather sends a packet on and keeps it to be written together with those that follow. It tells
+// whether none should be waited for. It takes the reference.
+func (b *nativeBlock) gather(m *verbena.Message) (write bool) {
 	var pkt transfer.Packet
 	err := native.ParsePacket(m.Bytes(), b.sum, &pkt)
 	if err == nil && (b.last || pkt.Seqno <= b.seqno) {
@@ -400,7 +429,7 @@ func (b *nativeBlock) gather(m *verbena.Message) {
 		m.Release()
 		b.link.broken(err)
 		b.end() // more of its packets may be there
-		return
+		return false
 	}
 	b.seqno, b.last = pkt.Seqno, pkt.Last
 	b.mu.Lock()
@@ -408,7 +437,7 @@ func (b *nativeBlock) gather(m *verbena.Message) {
 	b.mu.Unlock()
 	if over {
 		m.Release()
-		return
+		return false
 	}
 	var at time.Time
 	if mirror != nil {
@@ -418,9 +447,7 @@ func (b *nativeBlock) gather(m *verbena.Message) {
 	}
 	b.batch.add(m, pkt, at)
 	another := int64(len(m.Bytes())) // of the same size
-	if pkt.Last || pkt.Sync || b.batch.bytes+another > min(batchBytes, b.window/4) {
-		b.write()
-	}
+	return pkt.Last || pkt.Sync || b.batch.bytes+another > min(batchBytes, b.window/4)
 }
 
 // write writes what has been gathered.
@@ -447,45 +474,71 @@ func (b *nativeBlock) write() {
 		}
 	}
 	b.mu.Unlock()
-	b.advance()
+	b.advance(true)
 	if failed.status != hdfspb.Status_SUCCESS {
 		b.acknowledgeOwed()
 		b.fail(failed.status, failed.cause)
 	}
 }
 
-// advance acknowledges what is written here and acknowledged behind.
-func (b *nativeBlock) advance() {
+// advance acknowledges what is written here and acknowledged behind. Without wait it leaves to
+// another goroutine what would wait: somebody who opens the replica has it locked while his disk
+// hangs. Nobody waits for mu meanwhile.
+func (b *nativeBlock) advance(wait bool) {
 	b.mu.Lock()
-	if !b.accepted || b.over {
+	if b.more = true; b.advancing {
 		b.mu.Unlock()
 		return
 	}
-	last := nativeAck{}
-	for b.pending.Len() > 0 {
-		front := b.pending.Front()
-		if b.mirror != nil && front.seqno > b.acked {
-			break
+	b.advancing = true
+	var last nativeAck
+	for b.more && !last.last && b.accepted && !b.over {
+		b.more = false
+		ready, shown := b.ready()
+		// Nobody sees a copy before its end.
+		if shown != nil && !b.stage.transfer && !b.w.TryAcked(shown.end, shown.tail) {
+			b.more = true
+			if !wait {
+				b.dn.goBackground(func() { b.advance(true) })
+				break
+			}
+			w, end, tail := b.w, shown.end, shown.tail
+			b.mu.Unlock()
+			w.Acked(end, tail)
+			b.mu.Lock()
+			continue
 		}
-		ack := b.pending.Pop()
-		b.held -= ack.size
-		if ack.last {
-			last = ack
-			break
+		for range ready {
+			ack := b.pending.Pop()
+			if b.held -= ack.size; ack.last {
+				last = ack
+				break
+			}
+			b.owed, b.unsaid = ack.seqno, b.unsaid+ack.size
 		}
-		if !b.stage.transfer { // nobody sees a copy before its end
-			b.w.Acked(ack.end, ack.tail)
+		// Those of the DataNodes behind have been gathered there.
+		if b.mirror != nil || b.unsaid > b.window/4 {
+			b.acknowledgeNow()
 		}
-		b.owed, b.unsaid = ack.seqno, b.unsaid+ack.size
 	}
-	// Those of the DataNodes behind have been gathered there.
-	if b.mirror != nil || b.unsaid > b.window/4 {
-		b.acknowledgeNow()
-	}
+	b.advancing = false
 	b.mu.Unlock()
 	if last.last {
 		b.dn.spawn(func() { b.finish(last) })
 	}
+}
+
+// ready counts the packets that may be acknowledged, and returns the last of them with data, if
+// there is one. mu is held.
+func (b *nativeBlock) ready() (n int, shown *nativeAck) {
+	values := b.pending.Values()
+	for n < len(values) && (b.mirror == nil || values[n].seqno <= b.acked) {
+		if n++; values[n-1].last {
+			break
+		}
+		shown = &values[n-1]
+	}
+	return n, shown
 }
 
 // acknowledgeOwed sends the acknowledgement that waits, if one does.
@@ -551,17 +604,11 @@ func (b *nativeBlock) mirrorFailed(cause error) {
 		b.end() // this DataNode closes, and so do its connections: the next one is not to blame
 		return
 	}
-	b.mu.Lock()
-	setUp, mirror := b.behind, b.mirror
-	b.mu.Unlock()
-	cause = fmt.Errorf("DataNode %s: %w", mirror.Address(), cause)
-	if !setUp {
-		b.refused(native.Refused, refusedBy(hdfspb.Status_ERROR, mirror.Address(), cause))
-		return
-	}
-	b.failWith(cause, hdfspb.Status_SUCCESS, hdfspb.Status_ERROR)
+	b.failWith(fmt.Errorf("DataNode %s: %w", b.mirror.Address(), cause), hdfspb.Status_SUCCESS, hdfspb.Status_ERROR)
 }
 
+// failWith is fail with what this DataNode and those behind it say: the last one that does not
+// say SUCCESS is to blame, as in HDFS.
 func (b *nativeBlock) failWith(cause error, replies ...hdfspb.Status) {
 	b.mu.Lock()
 	if b.over {
@@ -569,7 +616,16 @@ func (b *nativeBlock) failWith(cause error, replies ...hdfspb.Status) {
 		return
 	}
 	if !b.accepted {
-		b.answer(native.Refused, refusedBy(replies[0], "", cause))
+		bad := len(replies) - 1
+		for bad > 0 && replies[bad] == hdfspb.Status_SUCCESS {
+			bad--
+		}
+		link := ""
+		if targets := b.op.GetTargets(); 0 < bad && bad <= len(targets) {
+			id := targets[bad-1].GetId()
+			link = address(id.GetIpAddr(), id.GetXferPort())
+		}
+		b.answer(native.Refused, refusedBy(replies[bad], link, cause))
 		b.mu.Unlock()
 		b.end()
 		return
@@ -631,7 +687,7 @@ func (b *nativeBlock) Take(m *verbena.Message) {
 		b.mu.Lock()
 		b.acked = max(b.acked, b.reply.Seqno)
 		b.mu.Unlock()
-		b.advance()
+		b.advance(false)
 	default:
 		b.mirrorFailed(fmt.Errorf("%w: kind %d", native.ErrMalformed, kind))
 	}

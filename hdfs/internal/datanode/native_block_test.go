@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena"
@@ -568,6 +570,60 @@ func TestNextDataNodeThatSpeaksFirst(t *testing.T) {
 			}
 			if v, resp := c.setUp(21, writeOf(21)); v != native.Accepted {
 				t.Fatalf("without it: verdict %d, %v", v, resp)
+			}
+		})
+	}
+}
+
+// A next DataNode that has accepted a block and fails before this one has is to blame for it.
+func TestNextDataNodeThatFailsDuringTheSetUp(t *testing.T) {
+	const next = "next"
+	accepted, err := native.AppendAnswer(nil, native.Accepted, nil)
+	must(t, err)
+	for name, failure := range map[string][]byte{
+		"garbled": make([]byte, 8), "failing": native.AppendAck(nil, &transfer.Ack{Replies: []hdfspb.Status{hdfspb.Status_ERROR}}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			gate := make(chan struct{})
+			f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, c *Config) {
+				if i == 1 {
+					c.Hostname = next
+					return
+				}
+				c.FS = errorfs.Wrap(c.FS, errorfs.InjectorFunc(func(op errorfs.Op) error {
+					if op.Kind == errorfs.OpCreate && filepath.Base(op.Path) == "blk_1" {
+						<-gate
+					}
+					return nil
+				}))
+			}, func(n *node) func(context.Context, *verbena.Endpoint) error {
+				if n.cfg.Hostname != next {
+					return nil
+				}
+				return func(ctx context.Context, ep *verbena.Endpoint) error {
+					for {
+						m, err := ep.Receive(ctx)
+						if err != nil {
+							return err
+						}
+						kind, tag := native.KindOf(m.Bytes()), m.Tag
+						m.Release()
+						switch kind {
+						case native.SetUp:
+							err = errors.Join(ep.Send(ctx, tag, accepted), ep.Send(ctx, tag, failure))
+						case native.Abort: // the block has ended at the first DataNode
+							close(gate)
+						}
+						if err != nil {
+							return err
+						}
+					}
+				}
+			})
+			c := dialNative(t, f.nodes[0])
+			v, resp := c.setUp(7, writeOf(1, f.nodes[1]))
+			if v != native.Refused || resp.GetStatus() != hdfspb.Status_ERROR || resp.GetFirstBadLink() != f.nodes[1].addr {
+				t.Errorf("verdict %d: %v", v, resp)
 			}
 		})
 	}

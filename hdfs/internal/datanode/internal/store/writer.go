@@ -539,11 +539,26 @@ func (w *Writer) writeSlot(i slotIndex, s slot) error {
 
 // Acked makes the bytes before end visible to readers. tail is what Write
 // returned for the packet that ended there. It may be called while another
-// goroutine writes.
+// goroutine writes. After Close it does nothing.
 func (w *Writer) Acked(end int64, tail uint32) {
+	w.r.mu.Lock()
+	w.acked(end, tail)
+}
+
+// TryAcked is Acked, or false if that would wait for who changes or opens the
+// replica, and so for the disk.
+func (w *Writer) TryAcked(end int64, tail uint32) bool {
+	if !w.r.mu.TryLock() {
+		return false
+	}
+	w.acked(end, tail)
+	return true
+}
+
+// acked is Acked with r.mu held, which it gives back.
+func (w *Writer) acked(end int64, tail uint32) {
 	r := w.r
-	r.mu.Lock()
-	if end > r.visible && end <= r.length {
+	if r.writer == w && end > r.visible && end <= r.length {
 		r.visible, r.visibleTail = end, tail
 	}
 	r.mu.Unlock()
