@@ -272,6 +272,11 @@ func TestDiskThatHangsHoldsNoOtherBlockUp(t *testing.T) {
 				}
 				c.send(in[0][1], p)
 			}
+			for n := f.nodes[0]; !n.store.Hangs(0); { // or block 7 may be put there
+				if !n.sleep(time.Millisecond) || c.ctx.Err() != nil {
+					t.Fatal("nobody notices that the disk hangs")
+				}
+			}
 			if v, resp := c.setUp(7, writeOf(7, f.nodes[1:]...)); v != native.Accepted || f.dirOf(7) != 1 {
 				t.Error(resp)
 			}

@@ -34,7 +34,7 @@ func (dn *DataNode) initNatives() {
 		return
 	}
 	cfg := *dn.cfg.Native
-	cfg.DialTimeout, cfg.Logger = dn.cfg.DialTimeout, dn.log
+	cfg.DialTimeout, cfg.SendTimeout, cfg.Logger = dn.cfg.DialTimeout, dn.cfg.WriteTimeout, dn.log
 	if secret := dn.cfg.Secret; secret != nil {
 		cfg.Prove = func(nonce [native.NonceLen]byte, address string, proof []byte) bool {
 			return native.Proves(secret, nonce, address, proof)
@@ -106,7 +106,7 @@ const ackBatch = 8
 
 // ServeNative serves an endpoint of [native.Service] until it ends.
 func (dn *DataNode) ServeNative(ctx context.Context, ep *verbena.Endpoint) error {
-	l := &nativeLink{Link: native.NewLink(ep), dn: dn, ctx: ctx, done: make(chan struct{}), blocks: map[uint32]*nativeBlock{}}
+	l := &nativeLink{Link: native.NewLink(ep, dn.cfg.WriteTimeout), dn: dn, ctx: ctx, done: make(chan struct{}), blocks: map[uint32]*nativeBlock{}}
 	l.Bound(l.broken)
 	l.relief = time.AfterFunc(reliefAfter, l.relieve)
 	l.relief.Stop() // until there is a write
@@ -343,19 +343,13 @@ func (l *nativeLink) reserve(window int64) error {
 	return nil
 }
 
-// release gives back what reserve has taken when nothing of the block waits any more to be
-// sent to this peer or, if mirror is not nil, to that one: it is memory, too.
-func (l *nativeLink) release(window int64, mirror *native.Conn) {
-	free := func() {
+// release gives a window back when nothing of the block waits any more to be sent to this peer:
+// it is memory, too.
+func (l *nativeLink) release(window int64) {
+	l.After(func() {
 		l.Allow(-window)
 		l.dn.native.release(window)
-		l.dn.transfers.Add(-1)
-	}
-	if mirror == nil {
-		l.After(free)
-		return
-	}
-	mirror.After(func() { l.After(free) })
+	})
 }
 
 // broken ends the endpoint, whose peer does what the protocol forbids.

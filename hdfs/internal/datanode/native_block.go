@@ -46,8 +46,9 @@ type nativeBlock struct {
 
 	mu       sync.Mutex
 	queue    fifo.Queue[*verbena.Message]
-	running  bool // a goroutine deals with packets, and takes what is in queue
-	held     int64
+	running  bool  // a goroutine deals with packets, and takes what is in queue
+	held     int64 // bytes of packets that are not acknowledged
+	packets  int64 // and how many they are
 	pending  fifo.Queue[nativeAck]
 	mirror   *native.Conn // nil at the end of a pipeline
 	id       uint32       // of the block there
@@ -343,6 +344,11 @@ func (b *nativeBlock) take(m *verbena.Message) error {
 		m.Release()
 		return fmt.Errorf("%w: %d bytes without an acknowledgement in a window of %d", native.ErrMalformed, b.held, b.window)
 	}
+	if b.packets++; b.packets > native.WindowPackets(b.window) {
+		b.mu.Unlock()
+		m.Release()
+		return fmt.Errorf("%w: %d packets without an acknowledgement in a window of %d bytes", native.ErrMalformed, b.packets, b.window)
+	}
 	if long || b.running && !b.here || b.apart() {
 		b.queue.Push(m)
 		begin := !b.running || b.here
@@ -510,6 +516,7 @@ func (b *nativeBlock) advance(wait bool) {
 		}
 		for range ready {
 			ack := b.pending.Pop()
+			b.packets--
 			if b.held -= ack.size; ack.last {
 				last = ack
 				break
@@ -714,13 +721,16 @@ func (b *nativeBlock) end() {
 	mirror, done := b.mirror, b.done
 	b.mu.Unlock()
 	b.link.forget(b)
-	if mirror != nil {
+	release := func() { b.link.release(b.window) }
+	if mirror == nil {
+		release()
+	} else {
 		mirror.Leave(b.id)
-		if !done {
+		if mirror.Forget(b.id, release) && !done {
 			mirror.Post(b.id, native.AppendAbort(nil))
 		}
 	}
-	b.link.release(b.window, mirror)
+	b.dn.transfers.Add(-1)
 	b.dn.spawn(b.close)
 }
 

@@ -129,10 +129,7 @@ func (dn *DataNode) sendOnce(ctx context.Context, rd *store.Reader, addr string,
 		conn.Leave(id)
 		return &otherWayError{noMemory, err}
 	}
-	defer func() {
-		c.leave()
-		conn.After(func() { dn.native.release(window) })
-	}()
+	defer c.leave(func() { dn.native.release(window) })
 	message, err := native.AppendSetUp(nil, int(window), op)
 	if err != nil {
 		return err
@@ -258,10 +255,13 @@ func (c *nativeCopy) await(ctx context.Context, holds func() bool) error {
 	}
 }
 
-// leave ends the use of the connection. An abort means nothing to a block that is over.
-func (c *nativeCopy) leave() {
+// leave ends the use of the connection, and calls release when nothing is sent any more. An abort
+// means nothing to a block that is over.
+func (c *nativeCopy) leave(release func()) {
 	c.conn.Leave(c.id)
-	c.conn.Post(c.id, native.AppendAbort(nil))
+	if c.conn.Forget(c.id, release) {
+		c.conn.Post(c.id, native.AppendAbort(nil))
+	}
 }
 
 // Take implements [native.User].

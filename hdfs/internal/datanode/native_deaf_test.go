@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
@@ -59,6 +61,95 @@ func TestDeafPeersEnd(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A next DataNode that receives nothing loses its connection, and blocks that go there end. What
+// they had is free for others.
+func TestDeafNextDataNodeEnds(t *testing.T) {
+	const deaf = "deaf"
+	f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, c *Config) {
+		if c.WriteTimeout = 50 * time.Millisecond; i == 1 {
+			c.Hostname = deaf
+		}
+	}, func(n *node) func(context.Context, *verbena.Endpoint) error {
+		if n.cfg.Hostname != deaf {
+			return nil
+		}
+		return func(ctx context.Context, ep *verbena.Endpoint) error {
+			select {
+			case <-ctx.Done():
+			case <-ep.Done():
+			}
+			return nil
+		}
+	})
+	c := dialNative(t, f.nodes[0])
+	const blocks = 500 // more than a peer may be sent that receives nothing
+	var setUps [blocks][]byte
+	for i := range setUps {
+		var err error
+		setUps[i], err = native.AppendSetUp(nil, 1000, writeOf(uint64(1+i), f.nodes[1]))
+		must(t, err)
+	}
+	go func() {
+		for i, m := range setUps {
+			_ = c.ep.Send(c.ctx, uint32(1+i), m) // the loop below waits for each
+		}
+	}()
+	for range blocks {
+		m, err := c.ep.Receive(c.ctx)
+		must(t, err)
+		v, resp, err := native.ParseAnswer(m.Bytes())
+		must(t, err)
+		if v != native.Refused || resp.GetFirstBadLink() != f.nodes[1].addr {
+			t.Fatalf("block %d: verdict %d, %v", m.Tag, v, resp)
+		}
+		m.Release()
+	}
+	wantIdle(t, f.nodes[0])
+}
+
+// A window is memory for what goes with packets, too: those without an acknowledgement are as many
+// as it has room for.
+func TestPacketsInAWindowAreCounted(t *testing.T) {
+	const window = 4096
+	most := native.WindowPackets(window)
+	for _, more := range []int64{0, 1} {
+		d := newDam()
+		f := newNatives(t, 1, func(_ int, c *Config) { c.FS = d.disk() })
+		c := dialNative(t, f.nodes[0])
+		if v, resp := c.setUpWith(7, window, writeOf(1)); v != native.Accepted {
+			t.Fatal(resp)
+		}
+		d.shut.Store(true)
+		h := transfer.PacketHeader{DataLen: 1, Sync: true}
+		packet := make([]byte, native.PacketHeaderLen+5)
+		packet[native.PacketHeaderLen+4] = 'x'
+		sum := transfer.CRC32C()
+		sum.Sum(packet[native.PacketHeaderLen:native.PacketHeaderLen+4], packet[native.PacketHeaderLen+4:])
+		for h.Seqno < most+more {
+			native.PutPacketHeader(packet, &h, 4)
+			if err := c.ep.Send(c.ctx, 7, packet); err != nil {
+				break // the endpoint ends
+			}
+			h.Seqno++
+			h.Offset++
+		}
+		if more == 0 {
+			d.wait(t)
+			d.free()
+			for acked := int64(-1); acked < most-1; {
+				var a transfer.Ack
+				must(t, native.ParseAck(c.next(7), &a))
+				acked = a.Seqno
+			}
+			continue
+		}
+		if _, err := c.ep.Receive(c.ctx); err == nil || c.ctx.Err() != nil {
+			t.Errorf("%d packets wait in a window for %d: %v", most+more, most, err)
+		}
+		d.free()
 	}
 }
 

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/internal/fifo"
+	"github.com/verbena-data/verbena/internal/limit"
 )
 
 // A Link sends messages on an endpoint, in order, and nobody who sends waits: what does
@@ -16,14 +18,15 @@ import (
 // goroutine that receives from one peer never waits for another one, and relays in a ring
 // never for each other.
 //
+// A peer that takes no message for a while ends: nobody else would give it up while it is there.
 // How much is left is bounded at the end that has dialled by the blocks that it writes: it
-// sends nothing else, and may keep a block's window reserved until After says that nothing of
-// it is left. At the end that was dialled the peer decides what it is owed, by hellos and
+// sends nothing else, and Forget takes back what waits of a block that is over. At the end that was dialled the peer decides what it is owed, by hellos and
 // set-ups that are refused: see Bound.
 //
 // Its methods may be called concurrently.
 type Link struct {
-	ep *verbena.Endpoint
+	ep       *verbena.Endpoint
+	patience time.Duration // for the peer to take a message
 
 	mu      sync.Mutex
 	queue   fifo.Queue[outgoing]
@@ -32,6 +35,7 @@ type Link struct {
 	sender  sync.WaitGroup
 	run     func()   // send
 	now     outgoing // what send is sending
+	behind  []func() // to be called when that has gone
 	owed    int64    // bytes of memory of messages in queue and now, buffers not counted
 	most    int64    // of them, 0 for no bound
 	over    func(error)
@@ -65,9 +69,10 @@ const mostIdle = 256
 // ErrDeaf says that a peer does not receive what it has asked for.
 var ErrDeaf = errors.New("the peer does not receive what it has asked for")
 
-// NewLink makes an endpoint a link. It stays the caller's, who closes it.
-func NewLink(ep *verbena.Endpoint) *Link {
-	l := &Link{ep: ep}
+// NewLink makes an endpoint a link. It stays the caller's, who closes it. A peer that has not
+// taken a message after patience ends, as Bound tells, or is closed.
+func NewLink(ep *verbena.Endpoint, patience time.Duration) *Link {
+	l := &Link{ep: ep, patience: patience}
 	l.run = l.send
 	return l
 }
@@ -95,6 +100,38 @@ func (l *Link) After(f func()) {
 	}
 	l.mu.Unlock()
 	f()
+}
+
+// Forget takes back what waits to be sent with a tag, and calls f when nothing of it is being
+// sent: at once, or by the goroutine that sends. begun is false if that was the block's set-up,
+// too, of which the peer has heard nothing then.
+func (l *Link) Forget(tag uint32, f func()) (begun bool) {
+	begun = true
+	l.mu.Lock()
+	left := fifo.Queue[outgoing]{}
+	for _, m := range l.queue.Values() {
+		if m.after != nil || m.tag != tag {
+			left.Push(m)
+			continue
+		}
+		l.owed -= m.cost()
+		if m.buffer != nil {
+			m.buffer.Release()
+		} else if KindOf(m.bytes) == SetUp {
+			begun = false
+		}
+	}
+	if left.Len() < l.queue.Len() {
+		l.queue = left
+	}
+	if l.sending && l.now.after == nil && l.now.tag == tag {
+		l.behind = append(l.behind, f)
+		l.mu.Unlock()
+		return begun
+	}
+	l.mu.Unlock()
+	f()
+	return begun
 }
 
 // Endpoint is what carries the messages.
@@ -187,6 +224,15 @@ func (l *Link) send() {
 	for {
 		l.mu.Lock()
 		l.owed -= sent
+		for len(l.behind) > 0 {
+			behind := l.behind
+			l.behind = nil
+			l.mu.Unlock()
+			for _, f := range behind {
+				f()
+			}
+			l.mu.Lock()
+		}
 		if l.queue.Len() == 0 {
 			l.sending = false
 			*m = outgoing{} // it leads to a buffer, and through that to another endpoint
@@ -204,17 +250,43 @@ func (l *Link) send() {
 			continue
 		}
 		sent = m.cost()
-		// An error is that of the endpoint, which shows to who receives. What is left
-		// fails at once then.
-		if m.buffer == nil {
-			bytes := m.bytes
-			if bytes == nil {
-				bytes = m.small[:m.length]
-			}
-			_ = l.ep.Send(context.Background(), m.tag, bytes)
-		} else if l.ep.SendBuffer(context.Background(), m.tag, nil, m.buffer) != nil {
+		// An error of the endpoint shows to who receives. What is left fails at once then.
+		if err := l.sendNow(m); err != nil && l.ep.Err() == nil {
+			l.giveUp(fmt.Errorf("%w for %v: %w", ErrDeaf, l.patience, err))
+		}
+	}
+}
+
+func (l *Link) sendNow(m *outgoing) error {
+	bound := limit.New(context.Background(), time.Now(), l.patience)
+	defer bound.End()
+	if m.buffer != nil {
+		err := l.ep.SendBuffer(bound, m.tag, nil, m.buffer)
+		if err != nil {
 			m.buffer.Release()
 		}
+		return err
+	}
+	bytes := m.bytes
+	if bytes == nil {
+		bytes = m.small[:m.length]
+	}
+	return l.ep.Send(bound, m.tag, bytes)
+}
+
+// giveUp ends a peer that takes nothing.
+func (l *Link) giveUp(err error) {
+	l.mu.Lock()
+	told := l.closed
+	l.closed = true
+	l.drop()
+	l.mu.Unlock()
+	switch {
+	case told:
+	case l.over != nil:
+		l.over(err)
+	default:
+		l.ep.Close() // its error is that the peer has not got everything
 	}
 }
 

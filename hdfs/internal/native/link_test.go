@@ -3,6 +3,7 @@ package native
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,7 +13,7 @@ import (
 
 // deafPeer is a link to a peer that receives nothing before hear is closed. Then it counts the
 // messages, until one with the tag last.
-func deafPeer(t *testing.T, last uint32) (l *Link, hear chan struct{}, heard chan int) {
+func deafPeer(t *testing.T, last uint32, patience time.Duration) (l *Link, hear chan struct{}, heard chan int) {
 	t.Helper()
 	rt, g := runtimeOf(t)
 	hear, heard = make(chan struct{}), make(chan int, 1)
@@ -38,14 +39,14 @@ func deafPeer(t *testing.T, last uint32) (l *Link, hear chan struct{}, heard cha
 	if err != nil {
 		t.Fatal(err)
 	}
-	return NewLink(ep), hear, heard
+	return NewLink(ep, patience), hear, heard
 }
 
 // What waits for a peer that does not receive is bounded, and blocks' windows add to the
 // bound. Beyond it nothing waits any more.
 func TestLinksOweNoMoreThanTheirBound(t *testing.T) {
 	for _, more := range []int64{0, MaxOwed} {
-		l, _, _ := deafPeer(t, 0)
+		l, _, _ := deafPeer(t, 0, time.Minute)
 		var told []error
 		l.Bound(func(err error) { told = append(told, err) })
 		l.Allow(more)
@@ -88,7 +89,7 @@ func TestLinksOweNoMoreThanTheirBound(t *testing.T) {
 // After waits until what was to be sent before is out, and what is out is owed no more.
 func TestAfterWaitsForWhatIsOwed(t *testing.T) {
 	const last = 7
-	l, hear, heard := deafPeer(t, last)
+	l, hear, heard := deafPeer(t, last, time.Minute)
 	defer l.Close()
 	l.Bound(func(err error) { t.Error(err) })
 	n := 0
@@ -124,5 +125,98 @@ func TestAfterWaitsForWhatIsOwed(t *testing.T) {
 	}
 	if n := l.queue.Cap(); n > mostIdle {
 		t.Errorf("the empty queue has memory for %d messages", n)
+	}
+}
+
+// waitFor posts with a tag until messages wait, and the first of them is being sent.
+func (l *Link) waitFor(t *testing.T, tag uint32) {
+	t.Helper()
+	for begin := time.Now(); ; {
+		l.mu.Lock()
+		waits := l.queue.Len() > 0 && l.now.tag == tag
+		l.mu.Unlock()
+		if waits {
+			return
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatal("nothing waits")
+		}
+		l.Post(tag, make([]byte, NonceLen))
+	}
+}
+
+// What waits of one block is taken back while others' messages go on waiting, and what is reserved
+// for it is free at once, or when the message has gone that is being sent.
+func TestBlocksAreForgotten(t *testing.T) {
+	const last = 7
+	l, hear, heard := deafPeer(t, last, time.Minute)
+	defer l.Close()
+	l.waitFor(t, 1)
+	l.mu.Lock()
+	waiting, owed := l.queue.Len(), l.owed
+	l.mu.Unlock()
+	setUp := append([]byte{byte(SetUp)}, make([]byte, 200)...)
+	l.Post(2, setUp)
+	l.Post(3, setUp[1:])
+	l.Post(2, make([]byte, NonceLen))
+	l.Post(last, make([]byte, NonceLen))
+	free := 0
+	if l.Forget(2, func() { free++ }) {
+		t.Error("the set-up waited, and counts as sent")
+	}
+	if !l.Forget(3, func() { free++ }) {
+		t.Error("no set-up waited, and it counts as forgotten")
+	}
+	l.mu.Lock()
+	if free != 2 || l.queue.Len() != waiting+1 || l.owed != owed+outgoingSize {
+		t.Errorf("%d are free, %d messages of %d bytes wait", free, l.queue.Len(), l.owed)
+	}
+	l.mu.Unlock()
+	gone := make(chan struct{})
+	l.Forget(1, func() { close(gone) })
+	select {
+	case <-gone:
+		t.Error("a message is being sent, and what is reserved for it is free")
+	default:
+	}
+	close(hear)
+	<-gone
+	<-heard
+}
+
+// A peer that takes nothing for as long as it may loses its endpoint: whoever has set a bound ends
+// it, and otherwise the link does.
+func TestPeersThatTakeNothingEnd(t *testing.T) {
+	for _, bound := range []bool{false, true} {
+		l, _, _ := deafPeer(t, 0, 20*time.Millisecond)
+		ended := l.ep.Done()
+		var why error
+		if bound {
+			told := make(chan struct{})
+			l.Bound(func(err error) { why = err; close(told) })
+			l.Allow(1 << 40)
+			ended = told
+		}
+		for begin, over := time.Now(), false; !over; {
+			l.mu.Lock()
+			waits := l.queue.Len() > 0
+			l.mu.Unlock()
+			if !waits {
+				l.Post(1, make([]byte, NonceLen))
+			}
+			select {
+			case <-ended:
+				over = true
+			default:
+				runtime.Gosched()
+			}
+			if time.Since(begin) > 20*time.Second {
+				t.Fatal("it lives on")
+			}
+		}
+		if bound && !errors.Is(why, ErrDeaf) {
+			t.Error(why)
+		}
+		l.Close() // its error is that the peer has not heard
 	}
 }

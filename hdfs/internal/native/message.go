@@ -203,6 +203,10 @@ func ParsePacket(b []byte, c transfer.Checksum, p *transfer.Packet) error {
 	return nil
 }
 
+// WindowPackets is how many packets may be on their way in a window of some bytes without an
+// acknowledgement: one for each 512 bytes, and 8 more. The listener keeps 100 bytes of each.
+func WindowPackets(window int64) int64 { return 8 + window/512 }
+
 // AppendAbort appends an abort.
 func AppendAbort(dst []byte) []byte { return append(dst, byte(Abort), 0, 0, 0, 0, 0, 0, 0) }
 

@@ -24,6 +24,9 @@ type TableConfig struct {
 	Prove func(nonce [NonceLen]byte, address string, proof []byte) bool
 	// DialTimeout bounds an attempt to connect, and the proof. Default 10 s.
 	DialTimeout time.Duration
+	// SendTimeout is for how long a peer may take no message that waits for it; then the
+	// connection ends. Default 1 minute.
+	SendTimeout time.Duration
 	// Idle is how long a connection without users stays. Default 1 minute.
 	Idle time.Duration
 	// Remember is for how long a server that does not have the service counts as one
@@ -53,10 +56,11 @@ type Table struct {
 	wg     sync.WaitGroup
 	waits  atomic.Uint64
 
-	mu     sync.Mutex
-	closed bool
-	peers  map[string]*peer
-	conns  map[*Conn]struct{} // that have not ended: those of peers, and those in whose place they came
+	mu      sync.Mutex
+	closed  bool
+	peers   map[string]*peer
+	sweepAt int                // so many of them
+	conns   map[*Conn]struct{} // that have not ended: those of peers, and those in whose place they came
 }
 
 // peer is what a table knows of an address.
@@ -72,7 +76,7 @@ func NewTable(cfg TableConfig) *Table {
 	for _, d := range []struct {
 		field *time.Duration
 		value time.Duration
-	}{{&cfg.DialTimeout, 10 * time.Second}, {&cfg.Idle, time.Minute}, {&cfg.Remember, time.Minute}} {
+	}{{&cfg.DialTimeout, 10 * time.Second}, {&cfg.SendTimeout, time.Minute}, {&cfg.Idle, time.Minute}, {&cfg.Remember, time.Minute}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
@@ -80,7 +84,7 @@ func NewTable(cfg TableConfig) *Table {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	t := &Table{cfg: cfg, peers: map[string]*peer{}, conns: map[*Conn]struct{}{}}
+	t := &Table{cfg: cfg, peers: map[string]*peer{}, sweepAt: maxPeers, conns: map[*Conn]struct{}{}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
@@ -94,17 +98,16 @@ const retry = 200 * time.Millisecond
 // Get returns the connection to a server, host:port. The error is a [*NotNativeError] if
 // it has none of these.
 func (t *Table) Get(ctx context.Context, address string) (*Conn, error) {
+	if len(address) > maxAddress {
+		return nil, fmt.Errorf("connect to %.40s...: an address of %d bytes", address, len(address))
+	}
 	for {
 		t.mu.Lock()
 		if t.closed {
 			t.mu.Unlock()
 			return nil, ErrClosed
 		}
-		p := t.peers[address]
-		if p == nil {
-			p = &peer{}
-			t.peers[address] = p
-		}
+		p := t.peer(address)
 		if c := p.conn; c != nil && c.usable() {
 			t.mu.Unlock()
 			return c, nil
@@ -122,7 +125,52 @@ func (t *Table) Get(ctx context.Context, address string) (*Conn, error) {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("connect to %s: %w", address, context.Cause(ctx))
 		}
+		t.mu.Lock()
+		err := p.err
+		t.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
 	}
+}
+
+const (
+	// maxAddress is how many bytes an address may have: a host name of 253, a colon and a port,
+	// or an IPv6 address with a zone.
+	maxAddress = 260
+	// maxPeers is of how many addresses a table keeps that it has no connection to.
+	maxPeers = 1024
+)
+
+// peer is what the table knows of an address from now on. mu is held.
+func (t *Table) peer(address string) *peer {
+	p := t.peers[address]
+	if p == nil {
+		if len(t.peers) >= t.sweepAt {
+			t.sweep()
+		}
+		p = &peer{}
+		t.peers[address] = p
+	}
+	return p
+}
+
+// sweep forgets addresses that nothing need be known of: clients choose them, and there may be
+// any number. mu is held.
+func (t *Table) sweep() {
+	now := time.Now()
+	unused := 0
+	for address, p := range t.peers {
+		if p.conn != nil || p.ready != nil {
+			continue
+		}
+		// Beyond the bound an address may be asked again too early.
+		if unused++; unused > maxPeers/2 || p.err == nil || now.After(p.until) {
+			delete(t.peers, address)
+			unused--
+		}
+	}
+	t.sweepAt = len(t.peers) + maxPeers/2
 }
 
 // attempt begins an attempt to connect, if none is under way. mu is held.
@@ -141,11 +189,7 @@ func (t *Table) Prepare(address string) {
 	if t.closed {
 		return
 	}
-	p := t.peers[address]
-	if p == nil {
-		p = &peer{}
-		t.peers[address] = p
-	}
+	p := t.peer(address)
 	if p.conn != nil && p.conn.usable() || p.err != nil && time.Now().Before(p.until) {
 		return
 	}
@@ -210,14 +254,10 @@ func notNative(err error) bool {
 func (t *Table) Deny(address string, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
+	if t.closed || len(address) > maxAddress {
 		return
 	}
-	p := t.peers[address]
-	if p == nil {
-		p = &peer{}
-		t.peers[address] = p
-	}
+	p := t.peer(address)
 	p.err, p.until = &NotNativeError{address, why}, time.Now().Add(t.cfg.Remember)
 }
 
@@ -326,7 +366,7 @@ func (t *Table) dial(address string) (*Conn, error) {
 		}
 		return nil, fmt.Errorf("connect to %s: %w", address, err)
 	}
-	return &Conn{Link: NewLink(ep), address: address, users: map[uint32]User{}}, nil
+	return &Conn{Link: NewLink(ep, t.cfg.SendTimeout), address: address, users: map[uint32]User{}}, nil
 }
 
 // run receives on a connection until it ends.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -266,6 +267,32 @@ func TestTableRemembersWhoIsNotNative(t *testing.T) {
 	table.Deny("elsewhere:1", errors.New("told"))
 	if _, native := table.Peek("elsewhere:1"); native {
 		t.Error("what was told is forgotten")
+	}
+}
+
+// Clients choose what a table connects to. It keeps little of what it could not reach.
+func TestTableForgetsWhomItCanNotReach(t *testing.T) {
+	rt, g := runtimeOf(t)
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}})
+	defer table.Close()
+	for i := range 3 * maxPeers {
+		if _, err := table.Get(t.Context(), fmt.Sprint("no port ", i)); err == nil {
+			t.Fatal("connected to nothing")
+		}
+		table.Deny(fmt.Sprint("no service ", i), errors.New("none"))
+	}
+	long := strings.Repeat("x", 60<<10)
+	if _, err := table.Get(t.Context(), long); err == nil || len(err.Error()) > 200 {
+		t.Error(err)
+	}
+	table.Deny(long, errors.New("none"))
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if n := len(table.peers); n > maxPeers {
+		t.Errorf("%d addresses are known", n)
+	}
+	if table.peers[long] != nil {
+		t.Error("a long address is known")
 	}
 }
 
