@@ -226,7 +226,7 @@ func (f *feeder) run(ctx context.Context, slots slots, first []byte) error {
 	f.dn.rings.served.Add(1)
 	f.dn.reads.served.Add(1)
 	f.dn.reads.bytes.Add(uint64(f.length))
-	if _, err := f.s.Write(first); err != nil {
+	if err := f.send(ctx, first); err != nil {
 		return err
 	}
 	for !f.finished && (f.off < f.end || f.free < native.RingSlots) {
@@ -270,7 +270,7 @@ func (f *feeder) fill(ctx context.Context) error {
 	f.free--
 	f.size = min(2*f.size, native.SlotData)
 	f.untold = native.AppendFilled(f.untold, &filled)
-	return f.tell(time.Since(began) > slowPiece)
+	return f.tell(ctx, time.Since(began) > slowPiece)
 }
 
 // tell tells the client of the pieces that it does not know of, if it is time. It is at once
@@ -280,15 +280,23 @@ func (f *feeder) fill(ctx context.Context) error {
 // sleeps, and to wake it takes as long as to copy a good part of a piece. At either end it is
 // fewer, since the client has nothing to do until it hears of the first one, and the DataNode
 // has nothing to do behind the last one.
-func (f *feeder) tell(slow bool) error {
+func (f *feeder) tell(ctx context.Context, slow bool) error {
 	left := (f.end - f.off + native.SlotData - 1) / native.SlotData
 	ramp := 1 + min(f.pieces, uint64(left))/(native.RingSlots/2)
 	if f.may() && !slow && uint64(len(f.untold)) < native.FilledLen*min(ramp, native.RingSlots/2) {
 		return nil
 	}
-	_, err := f.s.Write(f.untold)
+	err := f.send(ctx, f.untold)
 	f.untold = f.untold[:0]
 	return err
+}
+
+// send sends something to the client, which may not take longer for it than a peer that does not
+// read.
+func (f *feeder) send(ctx context.Context, b []byte) error {
+	bound := limit.New(ctx, time.Now(), f.dn.cfg.WriteTimeout)
+	defer bound.End()
+	return f.s.Send(bound, b)
 }
 
 // advise has the kernel read ahead of the reader.

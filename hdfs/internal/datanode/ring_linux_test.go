@@ -324,3 +324,28 @@ func TestRingsOfReplicasThatChange(t *testing.T) {
 		t.Errorf("after the deletion: %v", err)
 	}
 }
+
+// A reader that gives slots back and takes nothing of what it is told does not keep what its read
+// has for ever.
+func TestRingsTellNobodyForEver(t *testing.T) {
+	f := newFixture(t, 1, func(_ int, c *Config) { c.WriteTimeout = 50 * time.Millisecond })
+	ended := make(chan error, 1)
+	v := viewersBy(t, func(mux *verbena.Mux) {
+		mux.Stream(native.MethodRing, func(q verbena.Request, s *verbena.Stream) {
+			g := feeder{dn: f.nodes[0].DataNode, s: s}
+			var err error
+			for err == nil {
+				g.untold = make([]byte, 64<<10)
+				err = g.tell(q.Context(), true)
+			}
+			ended <- err
+			f.nodes[0].answerRing(q, err)
+		})
+	}, verbena.TransportTCP, verbena.Config{})()
+	s, err := v.c.Stream(t.Context(), native.MethodRing, nil)
+	must(t, err)
+	defer s.Close()
+	if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}

@@ -31,6 +31,12 @@ func viewers(t *testing.T, n *node, transport string) func() *viewer {
 // viewersOf is viewers with another configuration of the runtime.
 func viewersOf(t *testing.T, n *node, transport string, cfg verbena.Config) func() *viewer {
 	t.Helper()
+	return viewersBy(t, n.NativeCalls, transport, cfg)
+}
+
+// viewersBy is viewersOf with what registers the calls.
+func viewersBy(t *testing.T, calls func(*verbena.Mux), transport string, cfg verbena.Config) func() *viewer {
+	t.Helper()
 	cfg.Providers = providers.Default()
 	rt, err := verbena.New(cfg)
 	must(t, err)
@@ -42,7 +48,7 @@ func viewersOf(t *testing.T, n *node, transport string, cfg verbena.Config) func
 	t.Cleanup(func() { p.Close() })
 	mux := verbena.NewMux(verbena.MuxConfig{})
 	t.Cleanup(mux.Close)
-	n.NativeCalls(mux)
+	calls(mux)
 	p.Serve(port.Handlers{Messages: map[string]func(context.Context, *verbena.Endpoint) error{native.CallService: func(ctx context.Context, ep *verbena.Endpoint) error {
 		defer context.AfterFunc(ctx, func() { ep.Close() })()
 		return mux.Serve(ep)
