@@ -25,7 +25,10 @@ type node struct {
 	path  *Path
 	until time.Time // it is left alone until then; path.mu guards it
 
-	mu       sync.Mutex // of one request at a time, and of what follows
+	// turn is taken for a request: whoever waits for it can be ended, and looks at until again.
+	turn chan struct{}
+
+	mu       sync.Mutex // is held during a request, and guards what follows
 	closed   bool
 	socket   string
 	user     int // who must be behind the socket, or -1
@@ -61,7 +64,23 @@ func (s slot) id() shortcircuit.SlotID {
 	return shortcircuit.SlotID{Segment: s.segment.id, Index: s.index}
 }
 
-// open gets the descriptors of a replica.
+// enter waits until no other request is under way. Unless it fails, leave ends the turn.
+func (n *node) enter(ctx context.Context) error {
+	select {
+	case n.turn <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if n.path.leaves(n) {
+		n.leave()
+		return errLeft
+	}
+	return nil
+}
+
+func (n *node) leave() { <-n.turn }
+
+// open gets the descriptors of a replica. It is the caller's turn.
 func (n *node) open(ctx context.Context, r *replica, req *data.ReadRequest) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -90,6 +109,9 @@ func (n *node) open(ctx context.Context, r *replica, req *data.ReadRequest) erro
 
 // errRefused says that the DataNode has answered, and that the slot is as free as before.
 var errRefused = errors.New("refused")
+
+// errLeft says that a request before has failed meanwhile, and that the DataNode is left alone.
+var errLeft = errors.New("the DataNode is left alone")
 
 // find finds out where the DataNode's socket is.
 func (n *node) find(ctx context.Context, info *hdfspb.DatanodeInfoProto) error {

@@ -133,7 +133,11 @@ func (p *Path) open(ctx context.Context, k key, req *data.ReadRequest) (*replica
 	r := &replica{key: k, node: n, state: opening, ready: make(chan struct{}), data: -1, meta: -1}
 	p.replicas[k] = r
 	p.mu.Unlock()
-	err := n.open(ctx, r, req)
+	err := n.enter(ctx)
+	if err == nil {
+		defer n.leave() // when what comes of it is known to those who wait
+		err = n.open(ctx, r, req)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	defer close(r.ready)
@@ -146,7 +150,7 @@ func (p *Path) open(ctx context.Context, k key, req *data.ReadRequest) (*replica
 		p.stats.Local++
 		p.bound()
 		return r, nil
-	case err == nil:
+	case err == nil, errors.Is(err, errLeft):
 		p.drop(r)
 	case errors.Is(err, data.ErrToken):
 		p.drop(r)
@@ -193,7 +197,7 @@ func (p *Path) node(uuid string, info *hdfspb.DatanodeInfoProto) *node {
 		return nil
 	}
 	if n == nil {
-		n = &node{path: p}
+		n = &node{path: p, turn: make(chan struct{}, 1)}
 		p.nodes[uuid] = n
 	}
 	if !onThisHost(info.GetId().GetIpAddr()) {
@@ -201,6 +205,13 @@ func (p *Path) node(uuid string, info *hdfspb.DatanodeInfoProto) *node {
 		return nil
 	}
 	return n
+}
+
+// leaves tells whether a DataNode is left alone now.
+func (p *Path) leaves(n *node) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Now().Before(n.until)
 }
 
 // use counts a reader of r. p.mu is held.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -54,5 +56,47 @@ func TestHowLongADataNodeIsLeftAlone(t *testing.T) {
 				t.Errorf("left alone for %v", pause)
 			}
 		})
+	}
+}
+
+// A DataNode of this host that says nothing holds readers of many blocks back once, and none whose context ends.
+func TestReadersOfASilentDataNode(t *testing.T) {
+	var asked atomic.Int32
+	began := make(chan struct{}, 10)
+	p := New(Config{
+		Ask: func(ctx context.Context, _ *hdfspb.DatanodeInfoProto) (string, int, error) {
+			asked.Add(1)
+			began <- struct{}{}
+			<-ctx.Done()
+			return "", 0, context.Cause(ctx)
+		},
+		Timeout: 300 * time.Millisecond,
+		Logger:  slog.New(slog.DiscardHandler),
+	}, farPath{})
+	defer p.Close()
+	info := &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{IpAddr: proto.String("127.0.0.1"), DatanodeUuid: proto.String("a")}}
+	read := func(ctx context.Context, id uint64) {
+		if _, err := p.Read(ctx, &data.ReadRequest{Node: info, Block: &hdfspb.ExtendedBlockProto{BlockId: proto.Uint64(id)}, Length: 1}); !errors.Is(err, errFar) {
+			t.Errorf("block %d: %v", id, err)
+		}
+	}
+	var readers sync.WaitGroup
+	readers.Go(func() { read(t.Context(), 0) })
+	<-began
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	read(ended, 1)
+	p.mu.Lock()
+	n := p.node("a", info)
+	p.mu.Unlock()
+	if n == nil {
+		t.Error("a reader whose context has ended waited until the DataNode had failed")
+	}
+	for id := range uint64(8) {
+		readers.Go(func() { read(t.Context(), 2+id) })
+	}
+	readers.Wait()
+	if n := asked.Load(); n != 1 {
+		t.Errorf("a DataNode that says nothing was asked %d times", n)
 	}
 }
