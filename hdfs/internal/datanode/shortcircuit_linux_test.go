@@ -384,6 +384,7 @@ func TestDescriptorsForADeafPeer(t *testing.T) {
 			}
 		}
 	}
+	must(t, ends[0].SetWriteDeadline(time.Time{}))
 	must(t, transfer.WriteRequest(ends[1], transfer.OpRequestShortCircuitShm, &hdfspb.ShortCircuitShmRequestProto{ClientName: proto.String("test")}))
 	done := make(chan struct{})
 	go func() {
