@@ -39,8 +39,8 @@ type ClusterConfig struct {
 	// DomainSocket needs _PORT in it if there are several.
 	DomainSocket string
 	NoLocalReads bool
-	// NativeMemory, WindowMemory and SpareMemory are those of each DataNode; see [DataNodeConfig].
-	NativeMemory, WindowMemory, SpareMemory int64
+	// NativeMemory and the others are those of each DataNode; see [DataNodeConfig].
+	NativeMemory, WindowMemory, SpareMemory, LocalMemory, ChecksumMemory int64
 	// The others are the NameNode's; see [NameNodeConfig].
 	SnapshotEntries                       uint64
 	DeadAfter, SafeModeLimit, ForgetAfter time.Duration
@@ -112,7 +112,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			ClusterSecret: secret, Superuser: cfg.Access.Superuser, Supergroup: cfg.Access.Supergroup, shared: true,
 			Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)), DomainSocket: cfg.DomainSocket, NoLocalReads: cfg.NoLocalReads,
 			Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(port)), NameNode: c.NameNode.Addr(),
-			NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory, SpareMemory: cfg.SpareMemory,
+			NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory, SpareMemory: cfg.SpareMemory, LocalMemory: cfg.LocalMemory, ChecksumMemory: cfg.ChecksumMemory,
 		})
 		if err != nil {
 			return nil, err

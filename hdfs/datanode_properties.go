@@ -110,6 +110,9 @@ func dataNodeConfig(cfg *DataNodeConfig) (c datanode.Config, err error) {
 	if cfg.NativeMemory < 0 {
 		return c, fmt.Errorf("NativeMemory (--native-memory) is %d bytes: want more than 0, or 0 for the default", cfg.NativeMemory)
 	}
+	if cfg.LocalMemory < 0 {
+		return c, fmt.Errorf("LocalMemory (--local-memory) is %d bytes: want more than 0, or 0 for the default", cfg.LocalMemory)
+	}
 	for _, each := range DataNodeProperties() {
 		if err := each.apply(cfg.Properties, each.Name, &c); err != nil {
 			return c, err

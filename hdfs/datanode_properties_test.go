@@ -17,6 +17,9 @@ func TestNativeMemoryIsNotNegative(t *testing.T) {
 	if _, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", NativeMemory: -1}); err == nil || !strings.Contains(err.Error(), "--native-memory") {
 		t.Error(err)
 	}
+	if _, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", LocalMemory: -1}); err == nil || !strings.Contains(err.Error(), "--local-memory") {
+		t.Error(err)
+	}
 	if _, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", WindowMemory: -1}); err != nil {
 		t.Errorf("no windows: %v", err)
 	}

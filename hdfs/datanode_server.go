@@ -72,6 +72,13 @@ type DataNodeConfig struct {
 	// keeps for new ones to write over, in bytes, and so does a sixteenth of its file system. Default
 	// 1 GiB, negative: none are kept.
 	SpareMemory int64
+	// LocalMemory bounds the checksums that are handed, in memory, to other clients of this host
+	// than this release's, such as Java's short-circuit reads, in bytes. Who finds no room reads
+	// over connections. Default 256 MiB.
+	LocalMemory int64
+	// ChecksumMemory bounds the checksums that are kept for short reads over endpoints, in bytes:
+	// 8 MiB for each GiB of data. Others are read from files. Default 32 MiB; negative: none is kept.
+	ChecksumMemory int64
 
 	shared bool   // the process is not the DataNode's alone: operators may not end it
 	disk   vfs.FS // of tests; nil: the operating system's
@@ -143,7 +150,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 			return datanode.Adjustment{DiskTimeout: now.DiskTimeout, Choice: now.Choice}, err
 		},
 		Dirs: state.Dirs, FailedDirs: state.FailedDirs, DiskTimeout: state.DiskTimeout, Choice: state.Choice, Ended: p.End,
-		Superuser: cfg.Superuser, Supergroup: state.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory, SpareMemory: cfg.SpareMemory,
+		Superuser: cfg.Superuser, Supergroup: state.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory, SpareMemory: cfg.SpareMemory, LocalMemory: cfg.LocalMemory, ChecksumMemory: cfg.ChecksumMemory,
 		FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },

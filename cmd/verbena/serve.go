@@ -89,6 +89,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				SnapshotEntries: given(cmd.Flags(), "snapshot-entries", snapshotEntries), DeadAfter: given(cmd.Flags(), "dead-after", nodes.dead),
 				SafeModeLimit: given(cmd.Flags(), "safe-mode", nodes.safe), ForgetAfter: nodes.forget,
 				NativeMemory: int64(memory.native), WindowMemory: int64(memory.windows), SpareMemory: int64(memory.spare),
+				LocalMemory: int64(memory.local), ChecksumMemory: int64(memory.checksums),
 			})
 			if err != nil {
 				return explainListen(err, "--listen and --datanode-port")
@@ -393,12 +394,14 @@ func (l *localFlags) add(flags *pflag.FlagSet) {
 }
 
 // memoryFlags are what a DataNode's data paths may take.
-type memoryFlags struct{ native, windows, spare bytesize.Limit }
+type memoryFlags struct{ native, windows, spare, local, checksums bytesize.Limit }
 
 func (m *memoryFlags) add(flags *pflag.FlagSet) {
 	flags.Var(&m.native, "native-memory", "for the packets of blocks that are on their way by hdfs-data/1, all together, at each DataNode; who finds no room takes the older protocol (default: 512 MiB)")
 	flags.Var(&m.windows, "window-memory", "for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads, at each DataNode (default: 256 MiB; negative: none)")
 	flags.Var(&m.spare, "spare-memory", "for the files of removed blocks that each data directory in memory (tmpfs) keeps for ten minutes, so that new blocks find their pages there (default: 1 GiB, and at most a sixteenth of the file system; negative: none)")
+	flags.Var(&m.local, "local-memory", "for the checksums of blocks that HDFS's own clients on this host read by themselves, at each DataNode; who finds no room reads over a connection (default: 256 MiB)")
+	flags.Var(&m.checksums, "checksum-memory", "for the checksums that are kept for short reads, 8 MiB for each GiB of data, at each DataNode; others are read from files (default: 32 MiB; negative: none)")
 }
 
 // dataNodeHelp teaches verbena datanode.
@@ -489,6 +492,7 @@ func (f *dataNodeFlags) config() (cfg hdfs.DataNodeConfig, err error) {
 	cfg.ClusterSecret = theirSecret(f.secret, cfg.Dir)
 	cfg.DomainSocket, cfg.NoLocalReads = f.local.path, f.local.off
 	cfg.NativeMemory, cfg.WindowMemory, cfg.SpareMemory = int64(f.memory.native), int64(f.memory.windows), int64(f.memory.spare)
+	cfg.LocalMemory, cfg.ChecksumMemory = int64(f.memory.local), int64(f.memory.checksums)
 	return cfg, nil
 }
 

@@ -133,6 +133,9 @@ type Config struct {
 	// MaxOpenReplicas bounds the finalized replicas that stay open between reads over
 	// endpoints, two descriptors each; default 256.
 	MaxOpenReplicas int
+	// ChecksumMemory bounds what is kept of their checksums, in bytes: 8 MiB for each GiB of data.
+	// Default 32 MiB, negative: none is kept.
+	ChecksumMemory int64
 
 	// WindowMemory bounds what clients read one-sidedly, in bytes: copies of ranges, and rings
 	// of long reads. Default 256 MiB, negative: there are none.
@@ -219,6 +222,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxLocalClients, 4096)
 	setDefault(&c.LocalMemory, 256<<20)
 	setDefault(&c.MaxOpenReplicas, 256)
+	setDefault(&c.ChecksumMemory, 32<<20)
 	setDefault(&c.WindowMemory, 256<<20)
 	setDefault(&c.SpareMemory, store.SpareMemory)
 	setDefault(&c.MaxTransfers, 4096)
@@ -312,7 +316,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	}
 	local := newLocal(&cfg)
 	keys := blocktoken.NewKeys()
-	kept := newKept(cfg.MaxOpenReplicas, keys)
+	kept := newKept(cfg.MaxOpenReplicas, max(0, cfg.ChecksumMemory), keys)
 	dn := &DataNode{}
 	changing := func(id uint64) {
 		local.changing(id)

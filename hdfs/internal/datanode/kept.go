@@ -27,6 +27,8 @@ type kept struct {
 	most   int // replicas
 	tokens *blocktoken.Keys
 	sums   atomic.Int64 // bytes of checksums that replicas keep
+	// mostSums bounds them. Beyond it they are read from files, until replicas that have some close.
+	mostSums int64
 
 	mu       sync.Mutex
 	closed   bool
@@ -69,8 +71,8 @@ type proof struct {
 	place   *list.Element
 }
 
-func newKept(most int, tokens *blocktoken.Keys) *kept {
-	return &kept{most: most, tokens: tokens, replicas: map[uint64]*keptReplica{}, proofs: map[string]*proof{}}
+func newKept(most int, mostSums int64, tokens *blocktoken.Keys) *kept {
+	return &kept{most: most, mostSums: mostSums, tokens: tokens, replicas: map[uint64]*keptReplica{}, proofs: map[string]*proof{}}
 }
 
 // find returns the replica that a request may read, to be given back by done; nil if
@@ -134,7 +136,7 @@ func (k *kept) keep(request []byte, token *hdfspb.TokenProto, rd *store.Reader) 
 		return r
 	}
 	if r.direct {
-		r.sums.held = &k.sums
+		r.sums.held, r.sums.most = &k.sums, k.mostSums
 	}
 	p := k.proof(request, token)
 	k.mu.Lock()

@@ -2,20 +2,16 @@ package datanode
 
 import "sync/atomic"
 
-const (
-	// sumsPage is how many bytes of a meta file are kept together, one of its pages: the
-	// checksums of 512 KiB of data, where chunks have 512 bytes.
-	sumsPage = 4 << 10
-	// mostSums bounds the checksums that are kept of all replicas together, in bytes: those of
-	// 4 GiB of data. Beyond it they are read from files, until replicas that have some close.
-	mostSums = 32 << 20
-)
+// sumsPage is how many bytes of a meta file are kept together, one of its pages: the
+// checksums of 512 KiB of data, where chunks have 512 bytes.
+const sumsPage = 4 << 10
 
 // keptSums are pages of the meta file of a replica that stays open, so that a short read takes
 // one system call and not two. A page is read when something of it is wanted first. It is right
 // for as long as the replica is unchanged, which is looked at behind each read.
 type keptSums struct {
 	held  *atomic.Int64                            // of all replicas; nil: none is kept of this one
+	most  int64                                    // of held, in bytes
 	own   atomic.Int64                             // of this one
 	pages atomic.Pointer[[]atomic.Pointer[[]byte]] // nil: none has been wanted
 }
@@ -67,7 +63,7 @@ func (r *keptReplica) keepPage(i int64) []byte {
 		pages = s.pages.Load()
 	}
 	size := min(sumsPage, end-i*sumsPage)
-	if s.held.Add(size) > mostSums {
+	if s.held.Add(size) > s.most {
 		s.held.Add(-size)
 		return nil
 	}

@@ -75,7 +75,7 @@ func TestKeptSums(t *testing.T) {
 // Without room for more, checksums are read from their file.
 func TestKeptSumsAreBounded(t *testing.T) {
 	n, data, h := sumsOpen(t)
-	n.kept.sums.Add(mostSums - sumsPage)
+	n.kept.sums.Add(n.kept.mostSums - sumsPage)
 	for range 2 {
 		for _, off := range []int{0, secondPage - 512, secondPage, 1 << 20} {
 			if !readNow(t, n, h, data, off, 1024) {
@@ -83,12 +83,12 @@ func TestKeptSumsAreBounded(t *testing.T) {
 			}
 		}
 	}
-	if over := n.kept.sums.Load() - mostSums; over != 0 {
+	if over := n.kept.sums.Load() - n.kept.mostSums; over != 0 {
 		t.Errorf("%d bytes over the bound are kept", over)
 	}
 	n.kept.changing(1)
-	if left := n.kept.sums.Load(); left != mostSums-sumsPage {
-		t.Errorf("%d bytes are left of others' %d", left, mostSums-sumsPage)
+	if left := n.kept.sums.Load(); left != n.kept.mostSums-sumsPage {
+		t.Errorf("%d bytes are left of others' %d", left, n.kept.mostSums-sumsPage)
 	}
 }
 
