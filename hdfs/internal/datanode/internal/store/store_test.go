@@ -218,6 +218,50 @@ func TestWriteAllInPartInsideAChunk(t *testing.T) {
 	}
 }
 
+// When the checksums of pieces that go back can't be written, those before the first that is lost count,
+// and none behind it: the one that is lost is never taken for written, and always there to be blamed.
+func TestWriteAllInPartOfPiecesThatGoBack(t *testing.T) {
+	sum := transfer.CRC32C()
+	data := random(rand.New(rand.NewPCG(1, 2)), 1500)
+	piece := func(from, to int) Piece {
+		return Piece{Off: int64(from), Data: data[from:to], Sums: packet(sum, data[from:to])}
+	}
+	for _, c := range []struct {
+		pieces []Piece
+		done   int
+	}{
+		{[]Piece{piece(600, 1000), piece(0, 500)}, 0},
+		{[]Piece{piece(600, 1000), piece(0, 500), piece(1000, 1500)}, 0},
+		{[]Piece{piece(0, 500), piece(600, 1000), piece(0, 600)}, 1},
+		{[]Piece{piece(0, 500), piece(0, 600), piece(512, 1500)}, 2},
+	} {
+		fs := &countingFS{FS: vfs.NewMem(), suffix: ".meta"}
+		s := open(t, fs, "a")
+		w, err := s.Create(1, 1001, sum, false, nil, Want{})
+		must(t, err)
+		_, err = w.WriteAll([]Piece{piece(0, 600)}, sum, true)
+		must(t, err)
+		fs.fail = fs.writes
+		n, err := w.WriteAll(c.pieces, sum, true)
+		if n != c.done || !errors.Is(err, syscall.ENOSPC) || w.Info().Length != 600 {
+			t.Errorf("%d of %d pieces count: %v, %+v", n, len(c.pieces), err, w.Info())
+		} else if at := fmt.Sprintf("packet at %d:", c.pieces[n].Off); !strings.Contains(err.Error(), at) {
+			t.Errorf("%q is not of the %s", err, at)
+		}
+		fs.fail = 0
+		n, err = w.WriteAll([]Piece{piece(512, 1500)}, sum, true)
+		if n != 1 || err != nil {
+			t.Errorf("with room: %d pieces, %v", n, err)
+		}
+		must(t, w.Finalize(false))
+		must(t, w.Close(false))
+		if !bytes.Equal(contents(t, s, 1), data) {
+			t.Error("other bytes came back")
+		}
+		must(t, s.Close())
+	}
+}
+
 // What a truncate takes away takes no room any more, also if the process died meanwhile.
 func TestCutFreesRoom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 3))

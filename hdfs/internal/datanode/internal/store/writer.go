@@ -383,7 +383,8 @@ type Piece struct {
 
 // WriteAll is [Writer.Write], or without prove [Writer.WriteUnproven], of pieces that
 // follow each other; their checksums are written together. It returns how many were
-// written, and their checksums with them; the error is that of the next one, or of all that follow.
+// written, and their checksums with them; the error is that of the next one, or of all that follow. With
+// an error there is a next one.
 func (w *Writer) WriteAll(pieces []Piece, sum transfer.Checksum, prove bool) (done int, err error) {
 	defer w.r.vol.watch.end(w.r.vol.watch.begin())
 	for done < len(pieces) && err == nil {
@@ -395,12 +396,16 @@ func (w *Writer) WriteAll(pieces []Piece, sum transfer.Checksum, prove bool) (do
 		err = cerr
 	}
 	// A commit that has failed has given up what was taken since the last, also one that came before
-	// a piece that begins inside a chunk.
-	for done > 0 && pieces[done-1].Off+int64(len(pieces[done-1].Data)) > w.r.length {
-		done--
+	// a piece that begins inside a chunk. Pieces may go back, so that one behind the first that is lost need not be.
+	for i := range pieces[:done] {
+		if pieces[i].Off+int64(len(pieces[i].Data)) > w.r.length {
+			done = i
+			break
+		}
 	}
 	if err != nil {
-		return done, w.failed(pieces[min(done, len(pieces)-1)].Off, err)
+		done = min(done, len(pieces)-1)
+		return done, w.failed(pieces[done].Off, err)
 	}
 	return done, nil
 }
