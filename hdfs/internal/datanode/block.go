@@ -90,7 +90,9 @@ func nextOp(op *hdfspb.OpWriteBlockProto) *hdfspb.OpWriteBlockProto {
 // store writes a packet, and tells pa what has become of it. Without verify its bytes are
 // not compared with their checksums, which a DataNode behind this one does.
 func (b *blockWriter) store(pkt *transfer.Packet, verify bool, pa *pendingAck) {
-	pa.end = pkt.Offset + int64(len(pkt.Data))
+	if len(pkt.Data) > 0 { // without data it has no checksum that readers could get of its end
+		pa.end = pkt.Offset + int64(len(pkt.Data))
+	}
 	defer b.spent.packet(b.w, time.Now(), b.w.IO())
 	var err error
 	switch {

@@ -535,15 +535,18 @@ func (b *nativeBlock) advance(wait bool) {
 	}
 }
 
-// ready counts the packets that may be acknowledged, and returns the last of them with data, if
-// there is one. mu is held.
+// ready counts the packets that may be acknowledged, and returns the one of them whose data ends
+// last, if there is one with data. That need not be the last one: a client may send bytes again.
+// mu is held.
 func (b *nativeBlock) ready() (n int, shown *nativeAck) {
 	values := b.pending.Values()
 	for n < len(values) && (b.mirror == nil || values[n].seqno <= b.acked) {
 		if n++; values[n-1].last {
 			break
 		}
-		shown = &values[n-1]
+		if end := values[n-1].end; end > 0 && (shown == nil || end > shown.end) {
+			shown = &values[n-1]
+		}
 	}
 	return n, shown
 }

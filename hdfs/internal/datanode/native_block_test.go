@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -329,6 +330,149 @@ func packetsOf(data []byte, size int, seqnos ...uint64) [][]byte {
 		binary.BigEndian.PutUint64(packets[i][16:], n)
 	}
 	return packets
+}
+
+// piecePacket is a packet of the data from one offset to another. It is to be synced, or not.
+func piecePacket(data []byte, from, to int, seqno int64, sync bool) []byte {
+	sum, part := transfer.CRC32C(), data[from:to]
+	h := transfer.PacketHeader{Offset: int64(from), Seqno: seqno, DataLen: int32(len(part)), Sync: sync}
+	b := make([]byte, native.PacketHeaderLen+int(sum.Chunks(int64(len(part))))*4)
+	native.PutPacketHeader(b, &h, len(b)-native.PacketHeaderLen)
+	sum.Sum(b[native.PacketHeaderLen:], part)
+	return append(b, part...)
+}
+
+// waitPending waits until a block has so many packets that are written and wait for the DataNode behind.
+func (n *node) waitPending(t *testing.T, packets int) {
+	t.Helper()
+	for end := time.Now().Add(patient); time.Now().Before(end); n.sleep(time.Millisecond) {
+		n.native.mu.Lock()
+		var blocks []*nativeBlock
+		for l := range n.native.links {
+			blocks = append(blocks, l.all()...)
+		}
+		n.native.mu.Unlock()
+		for _, b := range blocks {
+			b.mu.Lock()
+			pending := b.pending.Len()
+			b.mu.Unlock()
+			if pending == packets {
+				return
+			}
+		}
+	}
+	t.Fatalf("no block has %d packets that wait", packets)
+}
+
+// Of packets that are acknowledged together readers see all data, with the checksum of its end: also if the
+// last packet has none, or ends before another one.
+func TestPacketsThatAreAcknowledgedTogetherShowAllTheirData(t *testing.T) {
+	data := random(1, 1000)
+	accepted, err := native.AppendAnswer(nil, native.Accepted, nil)
+	must(t, err)
+	ack := native.AppendAck(nil, &transfer.Ack{Seqno: 1, Replies: make([]hdfspb.Status, 1)})
+	for name, c := range map[string]struct {
+		first, second []byte
+		visible       int
+	}{
+		"the last one has no data":      {piecePacket(data, 0, 700, 0, false), piecePacket(data, 700, 700, 1, true), 700},
+		"and lies behind the others":    {piecePacket(data, 0, 700, 0, false), piecePacket(data, 1000, 1000, 1, true), 700},
+		"the last one is of older data": {piecePacket(data, 0, 1000, 0, false), piecePacket(data, 0, 300, 1, false), 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			written := make(chan struct{})
+			f := newNativesBefore(t, func(ctx context.Context, ep *verbena.Endpoint) error {
+				for {
+					m, err := ep.Receive(ctx)
+					if err != nil {
+						return err
+					}
+					kind, tag := native.KindOf(m.Bytes()), m.Tag
+					last := kind == native.Packet && binary.BigEndian.Uint64(m.Bytes()[16:]) == 1
+					if m.Release(); kind == native.SetUp {
+						err = ep.Send(ctx, tag, accepted)
+					}
+					if last {
+						<-written
+						err = ep.Send(ctx, tag, ack)
+					}
+					if err != nil {
+						return err
+					}
+				}
+			})
+			n, cl := f.nodes[0], dialNative(t, f.nodes[0])
+			if v, resp := cl.setUp(7, writeOf(1, f.nodes[1])); v != native.Accepted {
+				t.Fatal(resp)
+			}
+			cl.send(7, c.first)
+			cl.send(7, c.second)
+			n.waitPending(t, 2)
+			close(written)
+			var a transfer.Ack
+			if must(t, native.ParseAck(cl.next(7), &a)); !a.OK() || a.Seqno != 1 {
+				t.Fatalf("%+v", a)
+			}
+			r, err := n.store.Get(1)
+			must(t, err)
+			if info := r.Info(); info.Visible != int64(c.visible) {
+				t.Errorf("%+v", info)
+			}
+			wantRead(t, n, 1, 1001, data[:c.visible])
+		})
+	}
+}
+
+// A disk that becomes full ends a block whose packets go back, and nothing else: what is not written is
+// not acknowledged, whatever has been behind it.
+func TestFullDiskUnderPacketsThatGoBack(t *testing.T) {
+	data := random(1, 1500)
+	gate := make(chan struct{})
+	var sums int64 // where the first checksums are
+	f := newNatives(t, 1, func(_ int, c *Config) {
+		c.FS = errorfs.Wrap(c.FS, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			name := filepath.Base(op.Path)
+			switch {
+			case op.Kind == errorfs.OpCreate && name == "blk_1":
+				<-gate
+			case op.Kind == errorfs.OpFileWriteAt && strings.HasPrefix(name, "blk_1_"):
+				if sums == 0 {
+					sums = op.Offset
+				}
+				if op.Offset > sums {
+					return syscall.ENOSPC
+				}
+			}
+			return nil
+		}))
+	})
+	n, c := f.nodes[0], dialNative(t, f.nodes[0])
+	setUp, err := native.AppendSetUp(nil, 1<<20, writeOf(1))
+	must(t, err)
+	c.send(7, setUp)
+	// They wait for the replica, so that they are written together.
+	c.send(7, piecePacket(data, 0, 600, 0, false))
+	c.send(7, piecePacket(data, 600, 1500, 1, false))
+	c.send(7, piecePacket(data, 0, 500, 2, false))
+	for end := time.Now().Add(patient); n.Packets().Packets < 3; n.sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%+v", n.Packets())
+		}
+	}
+	close(gate)
+	if v, resp, err := native.ParseAnswer(c.next(7)); err != nil || v != native.Accepted {
+		t.Fatalf("verdict %d: %v, %v", v, resp, err)
+	}
+	var a transfer.Ack
+	if must(t, native.ParseAck(c.next(7), &a)); !a.OK() || a.Seqno != 0 {
+		t.Errorf("%+v of the packet that is written", a)
+	}
+	if must(t, native.ParseAck(c.next(7), &a)); len(a.Replies) != 1 || a.Replies[0] != hdfspb.Status_ERROR {
+		t.Errorf("%+v of one that is not", a)
+	}
+	wantIdle(t, n)
+	wantRead(t, n, 1, 1001, data[:600])
 }
 
 // The last DataNode of a pipeline compares what a client sends with its checksums: a packet that

@@ -128,7 +128,7 @@ type receiver struct {
 // A pendingAck is a packet that has been dealt with here.
 type pendingAck struct {
 	seqno  int64
-	end    int64 // offset behind the packet's data
+	end    int64 // offset behind the packet's data, 0 if it brings none
 	tail   uint32
 	last   bool
 	sync   bool
