@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"syscall"
@@ -99,36 +100,57 @@ func TestFailingDisk(t *testing.T) {
 	}
 }
 
-// sectorFS can't read files whose names end with suffix where they have the byte at.
+// sectorFS can't read some files where they have the byte at.
 type sectorFS struct {
 	vfs.FS
-	suffix string
+	files  func(name string) bool // nil: it can read all
 	at     int64
 	broken bool // nothing can be made
+	once   bool // after one read it can read all
+	passes bool // all can be read again once the directory is checked
+	fixed  bool // meta files can't be written
 }
 
 func (f *sectorFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	file, err := f.FS.Open(name, opts...)
-	if err == nil && strings.HasSuffix(name, f.suffix) {
-		file = &sectorFile{file, f.at}
+	if err == nil && f.files != nil && f.files(name) {
+		file = &sectorFile{file, f}
 	}
 	return file, err
+}
+
+func (f *sectorFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	if f.fixed && strings.HasSuffix(name, ".meta") {
+		return nil, syscall.EIO
+	}
+	return f.FS.OpenReadWrite(name, c, opts...)
 }
 
 func (f *sectorFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	if f.broken && strings.HasSuffix(name, tmpSuffix) {
 		return nil, syscall.EIO
 	}
+	if f.passes {
+		f.files = nil
+	}
 	return f.FS.Create(name, c)
+}
+
+// endsIn is a predicate of names.
+func endsIn(suffix string) func(name string) bool {
+	return func(name string) bool { return strings.HasSuffix(name, suffix) }
 }
 
 type sectorFile struct {
 	vfs.File
-	at int64
+	of *sectorFS
 }
 
 func (f *sectorFile) ReadAt(p []byte, off int64) (int, error) {
-	if off <= f.at && f.at < off+int64(len(p)) {
+	if d := f.of; d.files != nil && off <= d.at && d.at < off+int64(len(p)) {
+		if d.once {
+			d.files = nil
+		}
 		return 0, syscall.EIO
 	}
 	return f.File.ReadAt(p, off)
@@ -159,7 +181,7 @@ func TestUnreadableSector(t *testing.T) {
 				must(t, w.Close(false)) // it was being written
 			}
 			must(t, s.Close())
-			s = open(t, &sectorFS{FS: mem, suffix: c.suffix, at: c.at}, "a")
+			s = open(t, &sectorFS{FS: mem, files: endsIn(c.suffix), at: c.at}, "a")
 			defer s.Close()
 			if got := contents(t, s, 8); !bytes.Equal(got, data) {
 				t.Errorf("%d bytes of the other replica", len(got))
@@ -188,7 +210,79 @@ func TestUnreadableSector(t *testing.T) {
 	write(t, w, 0, data)
 	must(t, w.Close(false))
 	must(t, s.Close())
-	if _, err := Open(Config{FS: &sectorFS{FS: mem, suffix: "blk_7", at: 0, broken: true}, Dirs: []Directory{{Path: "/dn"}}, BootID: "a"}); !errors.Is(err, ErrTooManyFailed) {
+	if _, err := Open(Config{FS: &sectorFS{FS: mem, files: endsIn("blk_7"), at: 0, broken: true}, Dirs: []Directory{{Path: "/dn"}}, BootID: "a"}); !errors.Is(err, ErrTooManyFailed) {
 		t.Errorf("opened: %v", err)
+	}
+}
+
+// Reads that fail for a while cost no replica, however many they hit. Those that fail for good in
+// more than a few replicas cost the directory, and change nothing in it.
+func TestUnreadableForAWhile(t *testing.T) {
+	const replicas = 9
+	data := random(rand.New(rand.NewPCG(9, 10)), 5000)
+	for _, c := range []struct {
+		name, boot string
+		files      func(name string) bool
+		at         int64
+		synced     bool
+	}{
+		{"headers", "a", endsIn(".meta"), 100, true},
+		{"checksums", "b", endsIn(".meta"), headerSize, false},
+		{"data", "b", func(name string) bool { return strings.Contains(name, "/blk_") && !strings.HasSuffix(name, ".meta") }, 1000, false},
+	} {
+		for _, once := range []bool{false, true} {
+			t.Run(fmt.Sprint(c.name, ", once: ", once), func(t *testing.T) {
+				mem := vfs.NewMem()
+				s := open(t, mem, "a")
+				for id := range uint64(replicas) {
+					w, err := s.Create(id, 1001, transfer.CRC32C(), false, nil, Want{})
+					must(t, err)
+					write(t, w, 0, data)
+					must(t, w.Finalize(c.synced))
+					must(t, w.Close(false))
+				}
+				must(t, s.Close())
+				disk := &sectorFS{FS: mem, files: c.files, at: c.at}
+				cfg := Config{FS: disk, Dirs: []Directory{{Path: "/dn"}}, BootID: c.boot}
+				if _, err := Open(cfg); !errors.Is(err, ErrTooManyFailed) || !errors.Is(err, syscall.EIO) {
+					t.Errorf("opened with %d unreadable replicas: %v", replicas, err)
+				}
+				disk.once, disk.passes = once, !once
+				for range 2 { // the second time nothing of it is left
+					s, err := Open(cfg)
+					must(t, err)
+					for id := range uint64(replicas) {
+						r, err := s.Get(id)
+						must(t, err)
+						if i := r.Info(); i.State != Finalized || !bytes.Equal(contents(t, s, id), data) {
+							t.Errorf("%+v", i)
+						}
+					}
+					must(t, s.Close())
+				}
+			})
+		}
+	}
+}
+
+// A start that can't note that a replica may lack bytes fails: the next one in the same boot would
+// not look at the replica.
+func TestTornIsNoted(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	s := open(t, mem, "a")
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil, Want{})
+	must(t, err)
+	write(t, w, 0, make([]byte, 5000))
+	must(t, w.Close(false))
+	must(t, s.Close())
+	if _, err := Open(Config{FS: &sectorFS{FS: mem, fixed: true}, Dirs: []Directory{{Path: "/dn"}}, BootID: "b"}); !errors.Is(err, ErrTooManyFailed) {
+		t.Errorf("opened: %v", err)
+	}
+	s = open(t, mem, "b")
+	defer s.Close()
+	r, err := s.Get(7)
+	must(t, err)
+	if i := r.Info(); !i.Torn {
+		t.Errorf("%+v", i)
 	}
 }

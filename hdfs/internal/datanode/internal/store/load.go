@@ -39,10 +39,8 @@ func (v *volume) load(cfg *Config) error {
 	if err := v.scanDirectories(sameBoot); err != nil {
 		return err
 	}
-	if v.unreadable.Load() { // of a replica or two, or of the whole disk?
-		if err := v.check(); err != nil {
-			return err
-		}
+	if err := v.readAgain(); err != nil {
+		return err
 	}
 	// Last, because an interrupted look-through must be repeated.
 	if !sameBoot && bootID != "" {
@@ -75,17 +73,12 @@ func (v *volume) scanDirectories(sameBoot bool) error {
 	return syncDir(v.fs, v.blocks())
 }
 
-type found struct {
-	data  bool
-	metas []uint64 // generations
-}
-
 func (v *volume) scanDirectory(dir string, index byte, sameBoot bool) error {
 	names, err := v.fs.List(dir)
 	if err != nil {
 		return err
 	}
-	blocks := map[uint64]*found{}
+	blocks := map[uint64]*blockFiles{}
 	for _, name := range names {
 		id, gen, meta, ok := parseName(name)
 		if !ok || subdirIndex(id) != index {
@@ -109,7 +102,7 @@ func (v *volume) scanDirectory(dir string, index byte, sameBoot bool) error {
 		}
 		f := blocks[id]
 		if f == nil {
-			f = &found{}
+			f = &blockFiles{volume: v, block: id, sameBoot: sameBoot}
 			blocks[id] = f
 		}
 		if meta {
@@ -118,70 +111,144 @@ func (v *volume) scanDirectory(dir string, index byte, sameBoot bool) error {
 			f.data = true
 		}
 	}
-	for id, f := range blocks {
-		r, err := v.loadReplica(id, f, sameBoot)
-		if err != nil {
-			return fmt.Errorf("block %d: %w", id, err)
-		}
-		if r != nil {
+	for _, f := range blocks {
+		err := f.decide()
+		if err != nil && f.unreadable {
 			v.loading.Lock()
-			v.loaded[id] = r
+			v.unread = append(v.unread, f)
 			v.loading.Unlock()
-			v.used.Add(r.length)
+			continue
+		}
+		if err == nil {
+			err = f.carryOut()
+		}
+		if err != nil {
+			return fmt.Errorf("block %d: %w", f.block, err)
 		}
 	}
 	return nil
 }
 
-// loadReplica decides which files of a block make a replica, and removes the rest.
-func (v *volume) loadReplica(id uint64, f *found, sameBoot bool) (*Replica, error) {
+// readAgain looks once more at the replicas that the disk could not read. What fails again is damage
+// to them, if the disk is of use and they are few: up to 8, or one in 100. The files of the others
+// stay as they are: reads that fail for a while, because the path to the disk is lost, say, cost no replica.
+func (v *volume) readAgain() error {
+	unread := v.unread
+	v.unread = nil
+	if len(unread) == 0 {
+		return nil
+	}
+	v.log.Warn("the disk could not read some replicas; they are read again", "dir", v.dir, "replicas", len(unread))
+	if err := v.check(); err != nil {
+		return err
+	}
+	all := len(v.loaded) + len(unread)
+	var damaged []*blockFiles
+	for _, f := range unread {
+		f.lasting = true
+		err := f.decide()
+		switch {
+		case err == nil && f.unreadable:
+			if damaged = append(damaged, f); len(damaged) > max(8, all/100) {
+				return fmt.Errorf("the disk can't read more than %d of %d replicas; none is changed: %w", len(damaged)-1, all, syscall.EIO)
+			}
+		case err == nil:
+			err = f.carryOut()
+		}
+		if err != nil {
+			return fmt.Errorf("block %d: %w", f.block, err)
+		}
+	}
+	for _, f := range damaged {
+		v.log.Error("the disk can't read a replica to its end; what can be read of it is kept", "dir", v.dir, "block", f.block)
+		if err := f.carryOut(); err != nil {
+			return fmt.Errorf("block %d: %w", f.block, err)
+		}
+	}
+	return nil
+}
+
+// blockFiles are those of a block in a directory. A start finds out what they are worth.
+type blockFiles struct {
+	*volume
+	block    uint64
+	sameBoot bool
+	data     bool     // there is a data file
+	metas    []uint64 // generations that there are meta files of
+	lasting  bool     // the disk was asked before: what it can't read now is damaged
+
+	unreadable bool     // the disk could not read something
+	replica    *Replica // nil: none
+	changes    []func() error
+}
+
+// decide decides which files of a block make a replica, and what is to be done with the others. It
+// takes no byte away that a replica could have.
+func (f *blockFiles) decide() error {
+	f.unreadable, f.replica, f.changes = false, nil, nil
 	slices.SortFunc(f.metas, func(a, b uint64) int { return cmp.Compare(b, a) })
-	var r *Replica
 	damaged := false
 	for _, gen := range f.metas {
-		path := v.metaPath(id, gen)
-		if r == nil && f.data {
-			var err error
-			r, err = v.loadGeneration(id, gen, sameBoot)
-			if r != nil {
-				continue
-			}
+		path := f.metaPath(f.block, gen)
+		if f.replica == nil && f.data {
+			r, err := f.generation(gen)
 			if errors.Is(err, errMeta) {
-				v.log.Error("a replica's meta file is damaged; both files are kept aside", "path", path+damagedSuffix, "err", err)
 				damaged = true
-				if err := v.fs.Rename(path, path+damagedSuffix); err != nil {
-					return nil, err
-				}
+				f.change(func() error {
+					f.log.Error("a replica's meta file is damaged; both files are kept aside", "path", path+damagedSuffix, "err", err)
+					return f.fs.Rename(path, path+damagedSuffix)
+				})
 				continue
 			}
 			if err != nil {
-				return nil, err
+				return err
+			}
+			if f.replica = r; r != nil {
+				continue
 			}
 		}
-		if err := v.fs.Remove(path); err != nil {
-			return nil, err
-		}
+		f.change(func() error { return f.fs.Remove(path) })
 	}
-	if r != nil || !f.data {
-		return r, nil
+	if path := f.dataPath(f.block); f.replica == nil && f.data {
+		f.change(func() error {
+			if damaged {
+				return f.fs.Rename(path, path+damagedSuffix)
+			}
+			return f.fs.Remove(path)
+		})
 	}
-	if damaged {
-		return nil, v.fs.Rename(v.dataPath(id), v.dataPath(id)+damagedSuffix)
-	}
-	return nil, v.fs.Remove(v.dataPath(id))
+	return nil
 }
 
-// loadGeneration returns nil for a replica that is worth nothing: a temporary
+func (f *blockFiles) change(c func() error) { f.changes = append(f.changes, c) }
+
+// carryOut does what was decided.
+func (f *blockFiles) carryOut() error {
+	for _, c := range f.changes {
+		if err := c(); err != nil {
+			return err
+		}
+	}
+	if r := f.replica; r != nil {
+		f.loading.Lock()
+		f.loaded[f.block] = r
+		f.loading.Unlock()
+		f.used.Add(r.length)
+	}
+	return nil
+}
+
+// generation returns nil for a replica that is worth nothing: a temporary
 // one, or one whose header never reached the disk.
-func (v *volume) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error) {
-	meta, err := v.fs.Open(v.metaPath(id, gen))
+func (f *blockFiles) generation(gen uint64) (*Replica, error) {
+	meta, err := f.fs.Open(f.metaPath(f.block, gen))
 	if err != nil {
 		return nil, err
 	}
 	defer meta.Close()
 	var b [headerSize]byte
 	switch err := readFull(meta, b[:], 0); {
-	case v.cannotRead(id, err):
+	case f.cannotRead(err):
 		return nil, fmt.Errorf("%w: read its header: %w", errMeta, err)
 	case err != nil && err != io.ErrUnexpectedEOF:
 		return nil, err
@@ -193,7 +260,7 @@ func (v *volume) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error)
 	if err != nil {
 		return nil, err
 	}
-	if h.id != id {
+	if h.id != f.block {
 		return nil, fmt.Errorf("%w: it belongs to block %d", errMeta, h.id)
 	}
 	final := h.slots[slotFinal]
@@ -204,47 +271,48 @@ func (v *volume) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error)
 	if err != nil {
 		return nil, err
 	}
-	dataInfo, err := v.fs.Stat(v.dataPath(id))
+	dataInfo, err := f.fs.Stat(f.dataPath(f.block))
 	if err != nil {
 		return nil, err
 	}
-	r := &Replica{store: v.store, vol: v, id: id, gen: gen, sum: h.sum, durable: true}
+	r := &Replica{store: f.store, vol: f.volume, id: f.block, gen: gen, sum: h.sum, durable: true}
 	entries := (metaInfo.Size() - headerSize) / 4
 	if final.valid && !h.torn && final.length <= dataInfo.Size() && final.length/int64(h.sum.BytesPerChunk) <= entries {
 		r.state = Finalized
 		r.length, r.tail, r.synced = final.length, final.tail, final.synced
 		r.visible, r.visibleTail = r.length, r.tail
 		r.excess = entries > r.length/int64(h.sum.BytesPerChunk)
-		if final.synced || sameBoot {
-			v.trim(id, r.length)
+		if final.synced || f.sameBoot {
+			f.trim(f.block, r.length)
 			return r, nil
 		}
 		err := r.Verify(nil)
 		if err == nil {
-			v.trim(id, r.length)
+			f.trim(f.block, r.length)
 			return r, nil
 		}
-		if !errors.Is(err, ErrCorrupt) {
+		if errors.Is(err, syscall.EIO) && !f.cannotRead(err) || !errors.Is(err, ErrCorrupt) {
 			return nil, err
 		}
-		v.log.Warn("a replica closed without hsync lost bytes with the machine; it waits for recovery", "block", id, "generation", gen, "err", err)
+		f.log.Warn("a replica closed without hsync lost bytes with the machine; it waits for recovery", "block", f.block, "generation", gen, "err", err)
 	}
-	data, err := v.fs.Open(v.dataPath(id))
+	data, err := f.fs.Open(f.dataPath(f.block))
 	if err != nil {
 		return nil, err
 	}
 	defer data.Close()
 	r.state = WaitingRecovery
 	r.synced = false
-	r.length, r.tail, err = v.provenLength(data, dataInfo.Size(), meta, entries, &h)
+	r.length, r.tail, err = f.provenLength(data, dataInfo.Size(), meta, entries, &h)
 	if err != nil {
 		return nil, err
 	}
 	r.visible, r.visibleTail = r.length, r.tail
 	r.excess = entries > r.length/int64(h.sum.BytesPerChunk)
 	r.torn = h.torn
-	if !h.torn && (!sameBoot || r.length < claimed(entries, &h)) {
-		return r, v.tear(r, h)
+	if !h.torn && (!f.sameBoot || r.length < claimed(entries, &h)) {
+		r.torn = true
+		f.change(func() error { return f.tear(f.block, gen, h) })
 	}
 	return r, nil
 }
@@ -265,13 +333,13 @@ func claimed(entries int64, h *metaHeader) int64 {
 // tear notes in the meta file that bytes may be missing, because the machine has died since
 // the replica was written, or is damaged: after the next start in the same boot that would
 // be forgotten. That it was finalized is over.
-func (v *volume) tear(r *Replica, h metaHeader) error {
-	meta, err := v.fs.OpenReadWrite(v.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified)
+func (v *volume) tear(id, gen uint64, h metaHeader) error {
+	meta, err := v.fs.OpenReadWrite(v.metaPath(id, gen), vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
 	defer meta.Close()
-	r.torn, h.torn = true, true
+	h.torn = true
 	h.slots[slotFinal] = slot{}
 	_, err = v.writeAt(meta, appendHeader(nil, &h), 0)
 	return err
@@ -279,7 +347,7 @@ func (v *volume) tear(r *Replica, h metaHeader) error {
 
 // provenLength returns the longest length that checksums vouch for: full chunks
 // by the array, a partial one at the end by a slot. It ends where the disk can't read.
-func (v *volume) provenLength(data vfs.File, size int64, meta vfs.File, entries int64, h *metaHeader) (int64, uint32, error) {
+func (f *blockFiles) provenLength(data vfs.File, size int64, meta vfs.File, entries int64, h *metaHeader) (int64, uint32, error) {
 	bpc := int64(h.sum.BytesPerChunk)
 	full := min(size/bpc, entries)
 	batch := max(1, verifyBatch/bpc)
@@ -293,7 +361,7 @@ func (v *volume) provenLength(data vfs.File, size int64, meta vfs.File, entries 
 			step = 1 // the chunks before the one that can't be read count
 			continue
 		}
-		if err != nil && !v.cannotRead(h.id, err) {
+		if err != nil && !f.cannotRead(err) {
 			return 0, 0, err
 		}
 		if proven += good; good < n {
@@ -307,7 +375,7 @@ func (v *volume) provenLength(data vfs.File, size int64, meta vfs.File, entries 
 			continue
 		}
 		d := (*buf)[:sl.length-start]
-		if err := readFull(data, d, start); v.cannotRead(h.id, err) {
+		if err := readFull(data, d, start); f.cannotRead(err) {
 			continue
 		} else if err != nil {
 			return 0, 0, err
@@ -341,13 +409,10 @@ func provenChunks(data, meta vfs.File, first, n int64, buf []byte, h *metaHeader
 	return good, nil
 }
 
-// cannotRead tells whether an error says that the disk can't read some bytes of a replica. That is
-// damage to this replica; whether the disk is of use is found out for all of them, later.
-func (v *volume) cannotRead(id uint64, err error) bool {
-	if !errors.Is(err, syscall.EIO) {
-		return false
-	}
-	v.unreadable.Store(true)
-	v.log.Error("the disk can't read a replica to its end; what can be read of it is kept", "dir", v.dir, "block", id, "err", err)
-	return true
+// cannotRead notes an error that says that the disk can't read some bytes. It tells whether that is
+// damage to this replica: not as long as the disk was not asked again.
+func (f *blockFiles) cannotRead(err error) bool {
+	unreadable := errors.Is(err, syscall.EIO)
+	f.unreadable = f.unreadable || unreadable
+	return unreadable && f.lasting
 }

@@ -46,8 +46,7 @@ type volume struct {
 	loading  sync.Mutex
 	loaded   map[uint64]*Replica // until all directories have been looked through
 	promises map[uint64]uint64
-	// unreadable says that the disk could not read something of a replica while they were looked through.
-	unreadable atomic.Bool
+	unread   []*blockFiles // of replicas of which the disk could not read something
 }
 
 // DirError is an error of a directory's files.
