@@ -79,6 +79,29 @@ func TestPromiseIsDurableWhenItSaysSo(t *testing.T) {
 	}
 }
 
+// A promise that the start finds may not be on stable storage: the process may have died before it was.
+func TestPromiseOfAnEarlierProcessIsMadeDurable(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	s := open(t, mem, "a")
+	if absent, err := s.Promise(8, 1010); err != nil || !absent { // its directory is there
+		t.Fatal(absent, err)
+	}
+	f, err := mem.Create(s.volumes[0].promisePath(7, 1010), vfs.WriteCategoryUnspecified)
+	must(t, err)
+	must(t, f.Close())
+	must(t, s.Close())
+	s = open(t, mem, "a")
+	if absent, err := s.Promise(7, 1010); err != nil || !absent {
+		t.Fatal(absent, err)
+	}
+	must(t, s.Close())
+	s = open(t, mem.CrashClone(vfs.CrashCloneCfg{}), "b")
+	defer s.Close()
+	if _, err := s.Create(7, 1009, transfer.CRC32C(), false, nil, Want{}); !errors.Is(err, ErrGeneration) {
+		t.Errorf("after the end of the machine created under generation 1009 though 1010 was promised: %v", err)
+	}
+}
+
 // A replica that may have lost acknowledged bytes says so, for as long as nobody has
 // looked after it.
 func TestPowerCutTearsOpenReplicas(t *testing.T) {

@@ -133,7 +133,7 @@ func (s *Store) Enough() error {
 func (s *Store) adopt(v *volume) {
 	for id, gen := range v.promises {
 		if gen > s.promises[id].recovery {
-			s.promises[id] = promise{recovery: gen, durable: gen}
+			s.promises[id] = promise{recovery: gen} // an earlier process may have died before it was durable
 		}
 	}
 	for id, r := range v.loaded {
