@@ -254,12 +254,12 @@ func TestPassedOnToOneThatFailed(t *testing.T) {
 			all := r.buffers(t, unread)
 			r.fillUp(t, all)
 			fail := func() { r.out.carrier.(*shell).fail(ErrPeerDied) } // it holds what it has offered until its Close
+			began := time.Now()                                         // before the timer begins, or it fires too early for it
 			if after == 0 {
 				fail()
 			} else {
 				defer time.AfterFunc(after, fail).Stop()
 			}
-			began := time.Now()
 			if err := r.in.Close(); err != nil {
 				t.Error(err)
 			}
