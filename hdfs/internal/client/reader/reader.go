@@ -57,6 +57,8 @@ type File struct {
 	dead  map[string]struct{} // DataNodes that failed, by UUID; nil if none has
 	last  string              // the DataNode that is read from
 
+	reports sync.WaitGroup // of bad replicas, under way; none begins once it is shut
+
 	pos  int64
 	from data.BlockReader // of the sequential read; nil if there is none
 	till int64            // where from ends in the file
@@ -95,8 +97,8 @@ func (f *File) Refresh(ctx context.Context) error {
 	return f.load(ctx)
 }
 
-// Close ends the reading. What is read later fails with [fs.ErrClosed], and so does another
-// Close.
+// Close ends the reading, and waits for the reports of bad replicas, which take reportTimeout at
+// most. What is read later fails with [fs.ErrClosed], and so does another Close.
 func (f *File) Close() error {
 	f.mu.Lock()
 	shut := f.shut
@@ -106,6 +108,7 @@ func (f *File) Close() error {
 		return fs.ErrClosed
 	}
 	f.leave()
+	f.reports.Wait()
 	return nil
 }
 
@@ -265,7 +268,7 @@ func (f *File) more(p []byte) (n int, err error) {
 			f.rest, err = f.from.Next()
 		}
 		if err == nil {
-			t.succeeded()
+			t.succeeded(f.node)
 			return n, nil
 		}
 		f.leave()
@@ -360,7 +363,7 @@ func (f *File) readBlock(ctx context.Context, p []byte, off int64) (n int, err e
 			err = f.fetch(ctx, b, node, part, off)
 		}
 		if err == nil {
-			t.succeeded()
+			t.succeeded(node)
 			return len(part), nil
 		}
 		if err := t.failed(node, err); err != nil {
@@ -464,6 +467,9 @@ func (t *tries) again() {
 	defer t.f.mu.Unlock()
 	clear(t.f.dead)
 	t.refresh, t.full = true, nil
+	if locs := t.block.GetLocs(); len(locs) > 1 && !slices.ContainsFunc(locs, func(n *hdfspb.DatanodeInfoProto) bool { return !t.isBad(n) }) {
+		t.bad = nil // who finds all of them bad may be what is broken
+	}
 }
 
 // fullPause bounds the pause before DataNodes are asked again that had no memory for one more
@@ -499,55 +505,96 @@ func (t *tries) failed(node *hdfspb.DatanodeInfoProto, err error) error {
 		return nil
 	}
 	f.cfg.Logger.Info("hdfs: a read goes on at another DataNode", "file", f.name, "datanode", data.Name(node), "err", err)
+	f.avoid(node)
+	t.mismatched(node, err)
+	return nil
+}
+
+// avoid has other DataNodes be read from, as long as one is left.
+func (f *File) avoid(node *hdfspb.DatanodeInfoProto) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.dead == nil {
 		f.dead = map[string]struct{}{}
 	}
 	f.dead[node.GetId().GetDatanodeUuid()] = struct{}{}
-	f.mu.Unlock()
-	t.mismatched(node, err)
-	return nil
 }
 
 // mismatched notes a replica whose bytes do not match, if that is what err says. As in HDFS the
 // NameNode hears of it when another one's do, or if there is no other: who finds all of them bad
 // may be what is broken, and would have the NameNode give up good ones.
 func (t *tries) mismatched(node *hdfspb.DatanodeInfoProto, err error) {
-	if !errors.Is(err, transfer.ErrChecksum) || t.block == nil || slices.ContainsFunc(t.bad, func(b bad) bool {
-		return b.node.GetId().GetDatanodeUuid() == node.GetId().GetDatanodeUuid()
-	}) {
+	if !errors.Is(err, transfer.ErrChecksum) || t.block == nil {
+		return
+	}
+	t.f.avoid(node)
+	if t.isBad(node) {
 		return
 	}
 	t.bad = append(t.bad, bad{t.block, node})
 	if len(t.block.GetLocs()) == 1 {
-		t.f.reportCorrupt(t.ctx, t.block, node)
+		t.f.reportCorrupt(t.ctx, t.bad[len(t.bad)-1:])
 	}
 }
 
-// succeeded is the end of a read that has its bytes.
-func (t *tries) succeeded() {
-	for _, b := range t.bad {
-		if len(b.block.GetLocs()) > 1 { // others have been told of
-			t.f.reportCorrupt(t.ctx, b.block, b.node)
-		}
+// isBad tells whether a DataNode's replica is among those whose bytes did not match.
+func (t *tries) isBad(node *hdfspb.DatanodeInfoProto) bool {
+	return slices.ContainsFunc(t.bad, func(b bad) bool {
+		return b.node.GetId().GetDatanodeUuid() == node.GetId().GetDatanodeUuid()
+	})
+}
+
+// succeeded is the end of a read that has its bytes, from a DataNode. If that one's did not
+// match before, the replicas may all be good: something on the way was broken for a while.
+func (t *tries) succeeded(node *hdfspb.DatanodeInfoProto) {
+	if len(t.bad) == 0 {
+		return
+	}
+	told := slices.DeleteFunc(t.bad, func(b bad) bool { return len(b.block.GetLocs()) == 1 }) // the NameNode has heard of it
+	if len(told) > 0 && !t.isBad(node) {
+		t.f.reportCorrupt(t.ctx, told)
 	}
 	t.bad = nil
 }
 
-// reportCorrupt tells the NameNode of a bad replica. That it could not be told is no
-// reason to end the read.
-func (f *File) reportCorrupt(ctx context.Context, b *located, node *hdfspb.DatanodeInfoProto) {
-	corrupt := false
-	bad := &hdfspb.LocatedBlockProto{B: b.GetB(), Offset: b.Offset, Locs: []*hdfspb.DatanodeInfoProto{node}, Corrupt: &corrupt, BlockToken: b.GetBlockToken()}
+// reportTimeout bounds the report of bad replicas. The next reader that finds them bad reports
+// them, too.
+const reportTimeout = 5 * time.Second
+
+// reportCorrupt tells the NameNode of bad replicas, while the reading goes on: a NameNode that
+// is silent holds no bytes back. Close waits for it. That the NameNode could not be told is no
+// reason to end the read, nor is the end of ctx one not to tell it.
+func (f *File) reportCorrupt(ctx context.Context, replicas []bad) {
+	req := &hdfspb.ReportBadBlocksRequestProto{}
+	var names []string
+	for _, r := range replicas {
+		req.Blocks = append(req.Blocks, r.report())
+		names = append(names, fmt.Sprintf("%d at %s", r.block.GetB().GetBlockId(), data.Name(r.node)))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.shut {
+		return
+	}
+	f.reports.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
+		defer cancel()
+		if err := f.cfg.Names.Call(ctx, "reportBadBlocks", req, &hdfspb.ReportBadBlocksResponseProto{}); err != nil {
+			f.cfg.Logger.Warn("hdfs: bad replicas could not be reported", "file", f.name, "blocks", names, "err", err)
+		}
+	})
+}
+
+// report is the replica as the NameNode is told of it.
+func (r bad) report() *hdfspb.LocatedBlockProto {
+	b, corrupt := r.block, false
+	lb := &hdfspb.LocatedBlockProto{B: b.GetB(), Offset: b.Offset, Locs: []*hdfspb.DatanodeInfoProto{r.node}, Corrupt: &corrupt, BlockToken: b.GetBlockToken()}
 	for i, n := range b.GetLocs() {
-		if n == node && i < len(b.GetStorageIDs()) && i < len(b.GetStorageTypes()) {
-			bad.StorageIDs, bad.StorageTypes = b.GetStorageIDs()[i:i+1], b.GetStorageTypes()[i:i+1]
+		if n == r.node && i < len(b.GetStorageIDs()) && i < len(b.GetStorageTypes()) {
+			lb.StorageIDs, lb.StorageTypes = b.GetStorageIDs()[i:i+1], b.GetStorageTypes()[i:i+1]
 		}
 	}
-	err := f.cfg.Names.Call(ctx, "reportBadBlocks", &hdfspb.ReportBadBlocksRequestProto{Blocks: []*hdfspb.LocatedBlockProto{bad}}, &hdfspb.ReportBadBlocksResponseProto{})
-	if err != nil {
-		f.cfg.Logger.Warn("hdfs: a bad replica could not be reported", "file", f.name, "block", b.GetB().GetBlockId(), "datanode", data.Name(node), "err", err)
-	}
+	return lb
 }
 
 // alive returns a DataNode of a block that has not failed and is not other: the first one, or,

@@ -115,6 +115,7 @@ func (c *cluster) Call(ctx context.Context, _ string, req, resp proto.Message) e
 	defer c.mu.Unlock()
 	switch req := req.(type) {
 	case *hdfspb.ReportBadBlocksRequestProto:
+		c.counts["reports"]++
 		for _, b := range req.GetBlocks() {
 			c.reported = append(c.reported, b.GetLocs()[0].GetId().GetDatanodeUuid())
 		}
@@ -446,7 +447,8 @@ func TestCorruptReplicasAreReported(t *testing.T) {
 				if (err == nil) != (len(k.bad) < k.replicas) {
 					t.Error(err)
 				}
-				if !slices.Equal(c.reported, k.want) {
+				f.Close() // waits for the report
+				if !slices.Equal(c.reported, k.want) || c.counts["reports"] > 1 {
 					t.Errorf("%d replicas, bad at %v: reported %v, want %v", k.replicas, k.bad, c.reported, k.want)
 				}
 			})
@@ -473,8 +475,116 @@ func TestCorruptLosersOfAHedgeAreReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if _, err := f.ReadAt(t.Context(), make([]byte, 100), 0); err != nil || !slices.Equal(c.reported, []string{"uuid-1"}) {
+		_, err = f.ReadAt(t.Context(), make([]byte, 100), 0)
+		synctest.Wait()
+		if err != nil || !slices.Equal(c.reported, []string{"uuid-1"}) {
 			t.Errorf("reported %v, %v", c.reported, err)
+		}
+		// The file is not read there any more.
+		c.from = nil
+		for range 2 {
+			if _, err := f.ReadAt(t.Context(), make([]byte, 100), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if !slices.Equal(c.from, []string{"uuid-2", "uuid-2"}) || len(c.reported) != 1 {
+			t.Errorf("read from %v, reported %v", c.from, c.reported)
+		}
+	})
+}
+
+// A replica that did not match, and does when all were read again, proves that those may be good
+// which did not match meanwhile: of none of them the NameNode hears.
+func TestReplicasThatTurnGoodAreNotReported(t *testing.T) {
+	for _, k := range []struct {
+		name string
+		fail func(node string, n int) error // of the n-th read
+		want []string
+	}{
+		{"all bad", func(_ string, n int) error { return mismatch(n <= 3) }, nil},
+		{"all bad, and then moved", func(node string, n int) error {
+			if node != "uuid-4" && n > 3 {
+				return errors.New("connection refused")
+			}
+			return mismatch(n <= 3)
+		}, nil},
+		{"one unreachable", func(node string, n int) error {
+			if node == "uuid-3" {
+				return errors.New("connection refused")
+			}
+			return mismatch(n <= 3)
+		}, nil},
+		{"one good later", func(node string, n int) error {
+			if node == "uuid-3" {
+				return map[bool]error{true: errors.New("connection refused")}[n <= 3]
+			}
+			return mismatch(true)
+		}, []string{"uuid-1", "uuid-2"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(100, 3)
+			c.next = func(req *data.ReadRequest, n int) error { return k.fail(req.Node.GetId().GetDatanodeUuid(), n) }
+			c.answer = func(resp *hdfspb.LocatedBlocksProto) {
+				if len(c.asked) > 1 {
+					resp.Blocks[0].Locs = append(resp.Blocks[0].Locs, newCluster(0, 4).nodes[3])
+				}
+			}
+			f, err := Open(t.Context(), c.config(), "/file")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.ReadAt(t.Context(), make([]byte, 100), 0); err != nil {
+				t.Errorf("%s: %v", k.name, err)
+			}
+			f.Close()
+			if !slices.Equal(c.reported, k.want) || c.counts["reports"] > 1 {
+				t.Errorf("%s: reported %v in %d calls, want %v", k.name, c.reported, c.counts["reports"], k.want)
+			}
+		})
+	}
+}
+
+func mismatch(bad bool) error {
+	if bad {
+		return fmt.Errorf("at 512: %w", transfer.ErrChecksum)
+	}
+	return nil
+}
+
+// A silent is a NameNode that does not answer reports.
+type silent struct{ *cluster }
+
+func (s silent) Call(ctx context.Context, method string, req, resp proto.Message) error {
+	if method == "reportBadBlocks" {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	return s.cluster.Call(ctx, method, req, resp)
+}
+
+// A read that has its bytes does not wait for the report of a bad replica. Close does, for a
+// while, and the end of the read's context does not end the report.
+func TestReadsDoNotWaitForReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(100, 2)
+		c.next = func(req *data.ReadRequest, _ int) error {
+			return mismatch(req.Node.GetId().GetDatanodeUuid() == "uuid-1")
+		}
+		cfg := c.config()
+		cfg.Names = silent{c}
+		f, err := Open(t.Context(), cfg, "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := f.ReadAt(ctx, make([]byte, 100), 0); err != nil || time.Since(began) != 0 {
+			t.Errorf("a read took %v: %v", time.Since(began), err)
+		}
+		cancel()
+		if err := f.Close(); err != nil || time.Since(began) != reportTimeout {
+			t.Errorf("closed after %v: %v", time.Since(began), err)
 		}
 	})
 }
