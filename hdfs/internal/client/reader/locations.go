@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -288,10 +289,21 @@ func (f *File) block(ctx context.Context, off int64, refresh bool) (*located, er
 	return nil, fmt.Errorf("%s: the NameNode knows no block at %d any more; the file had %d bytes when it was opened: open it again", f.name, off, f.known.length)
 }
 
+// beingWritten is where the block begins that is being written, or beyond all of a file if none
+// is. What an answer says of it is less than a DataNode does that has been asked how much of it
+// may be read, which load does.
+func beingWritten(lbs *hdfspb.LocatedBlocksProto) int64 {
+	if lbs.GetLastBlock() == nil || lbs.GetIsLastBlockComplete() {
+		return math.MaxInt64
+	}
+	return int64(min(lbs.GetLastBlock().GetOffset(), math.MaxInt64))
+}
+
 // locate asks the NameNode for the blocks from off on. Nothing but their blocks tells whether
 // the file is the one that was opened: where the answer has none that was known, not the last
 // one either, the next one begins with one that was.
 func (f *File) locate(ctx context.Context, off int64) error {
+	loaded := false
 	for from := off; ; {
 		lbs, err := f.ask(ctx, from, off-from+f.cfg.Prefetch)
 		if err != nil {
@@ -303,18 +315,25 @@ func (f *File) locate(ctx context.Context, off int64) error {
 		}
 		f.mu.Lock()
 		proved, err := f.known.proves(lbs, list)
+		growing := beingWritten(lbs)
 		if err == nil && proved {
-			f.known.add(list)
+			f.known.add(slices.DeleteFunc(list, func(b *located) bool { return b.start >= growing }))
 			f.known.last = lbs.GetLastBlock().GetB()
 		}
 		before := f.known.before(off)
 		f.mu.Unlock()
 		switch {
+		case err == nil && proved && off >= growing && !loaded:
+			if err := f.load(ctx); err != nil {
+				return err
+			}
+			loaded = true // and the block may be complete by now, and not among the first
 		case err == nil && proved:
 			return nil
 		case err != nil || before >= from:
 			return fmt.Errorf("%s: %w", f.name, ErrReplaced)
+		default:
+			from = before
 		}
-		from = before
 	}
 }

@@ -830,6 +830,59 @@ func TestGrowingFiles(t *testing.T) {
 	}
 }
 
+// What the NameNode tells of a block that is being written, when it is asked for others, is not
+// taken over what a DataNode has told of it.
+func TestGrowingBlocksOutliveOthersRefresh(t *testing.T) {
+	const visible = 5000
+	for _, grown := range []bool{false, true} { // after it was opened, or before
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(3*testBlock, 1)
+			refuse := false
+			c.visible = func(string) (int64, error) { return visible, nil }
+			c.answer = func(resp *hdfspb.LocatedBlocksProto) {
+				if c.open {
+					resp.LastBlock.B.NumBytes = proto.Uint64(100)
+					resp.Blocks = append(resp.Blocks, resp.LastBlock)
+				}
+			}
+			c.read = func(req *data.ReadRequest, _ int) error {
+				last := req.Block.GetBlockId() == 102
+				if refuse || last && c.open && !req.Growing {
+					refuse = false
+					return errors.New("there is no such replica")
+				}
+				return nil
+			}
+			c.open = !grown
+			f, err := Open(t.Context(), c.config(), "/file")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			length := f.Length()
+			c.open, refuse = true, true
+			p := make([]byte, 100)
+			for _, off := range []int64{0, 2*testBlock + 3000} {
+				if _, err := f.ReadAt(t.Context(), p, off); err != nil || !bytes.Equal(p, c.content[off:][:100]) {
+					t.Errorf("grown %v, at %d: %v", grown, off, err)
+				}
+				if off == 0 && f.Length() != length {
+					t.Errorf("grown %v: the length was %d, and is %d", grown, length, f.Length())
+				}
+			}
+			if want := map[bool]int{false: 2, true: 5}[grown]; len(c.asked) != want {
+				t.Errorf("grown %v: the NameNode was asked %d times, want %d", grown, len(c.asked), want)
+			}
+			// Nor is it when the block was not among the first.
+			f.known.list = f.known.list[:1]
+			_, err = f.ReadAt(t.Context(), p, 2*testBlock+visible-100)
+			if b := f.known.find(2 * testBlock); err != nil || b == nil || !b.growing || b.length != visible {
+				t.Errorf("grown %v: %+v, %v", grown, b, err)
+			}
+		})
+	}
+}
+
 // The NameNode is asked again for the DataNodes of a last block with bytes that is being
 // written, and a file of which it knows none then is not opened without them.
 func TestGrowingFilesWithoutDataNodes(t *testing.T) {
