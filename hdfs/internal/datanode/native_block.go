@@ -239,16 +239,8 @@ func (b *nativeBlock) patience() time.Duration {
 // silent looks whether the mirror has owed something for too long.
 func (b *nativeBlock) silent() {
 	b.mu.Lock()
-	owes := !b.behind
-	since := b.heard
-	if b.pending.Len() > 0 {
-		owes = true
-		if at := b.pending.Front().at; at.After(since) {
-			since = at
-		}
-	}
 	left := b.patience()
-	if owes {
+	if since, owes := b.owes(); owes {
 		left -= time.Since(since)
 	}
 	if b.over {
@@ -262,6 +254,23 @@ func (b *nativeBlock) silent() {
 	}
 	b.mu.Unlock()
 	b.mirrorFailed(fmt.Errorf("it has been silent for %v", b.patience()))
+}
+
+// owes tells whether the mirror owes an answer or an acknowledgement, and since when: nothing has
+// been heard of it since, either. What it has acknowledged waits for this DataNode alone. mu is held.
+func (b *nativeBlock) owes() (since time.Time, owes bool) {
+	since, owes = b.heard, !b.behind
+	for i := range b.pending.Values() {
+		ack := &b.pending.Values()[i]
+		if ack.seqno <= b.acked {
+			continue
+		}
+		if owes = true; ack.at.After(since) {
+			since = ack.at
+		}
+		break
+	}
+	return since, owes
 }
 
 // settle answers the set-up when this DataNode and all behind it have what they need.

@@ -681,6 +681,41 @@ func TestSilentDataNodeBehind(t *testing.T) {
 	}
 }
 
+// A packet that the DataNode behind has acknowledged may wait for this one's disk. The one behind owes those that it
+// has not acknowledged, since they were sent or since something was heard of it.
+func TestDataNodeBehindOwesWhatItHasNotAcknowledged(t *testing.T) {
+	heard := time.Now()
+	at := func(seconds int) time.Time { return heard.Add(time.Duration(seconds) * time.Second) }
+	sent := func(seconds ...int) (pending []nativeAck) { // when each packet was
+		for i, s := range seconds {
+			pending = append(pending, nativeAck{pendingAck: pendingAck{seqno: int64(i), at: at(s)}})
+		}
+		return pending
+	}
+	for name, c := range map[string]struct {
+		behind  bool
+		acked   int64
+		pending []nativeAck
+		owes    bool
+		since   int
+	}{
+		"the answer":                   {false, -1, nil, true, 0},
+		"nothing":                      {true, -1, nil, false, 0},
+		"one":                          {true, -1, sent(1, 2), true, 1},
+		"one from before it was heard": {true, -1, sent(-1, 1), true, 0},
+		"the second":                   {true, 0, sent(-1, 2, 3), true, 2},
+		"none, all wait for this one":  {true, 1, sent(-1, 1), false, 0},
+	} {
+		b := &nativeBlock{behind: c.behind, acked: c.acked, heard: heard}
+		for _, a := range c.pending {
+			b.pending.Push(a)
+		}
+		if since, owes := b.owes(); owes != c.owes || owes && !since.Equal(at(c.since)) {
+			t.Errorf("%s: owes %v since %v", name, owes, since.Sub(heard))
+		}
+	}
+}
+
 // A next DataNode may be anybody's, and guess the ids of blocks: what it says of one before it is
 // asked fails that block alone, whatever it says.
 func TestNextDataNodeThatSpeaksFirst(t *testing.T) {
