@@ -1,6 +1,8 @@
 package datanode
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -14,11 +16,13 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
 // hangFS has a disk for each directory at the root. Those that hang answer nothing until they go on.
@@ -293,6 +297,63 @@ func TestDiskThatHangsHoldsNoOtherBlockUp(t *testing.T) {
 				m.Release()
 			}
 		})
+	}
+}
+
+// Who breaks the protocol ends, also if the packets that came before are for a disk that hangs.
+func TestBreachEndsThoughADiskHangs(t *testing.T) {
+	fs := newHangFS()
+	ended := make(chan error, 1)
+	f := newNativesOn(t, fake.NewNetwork(), 1, fs.disks(time.Hour), func(n *node) func(context.Context, *verbena.Endpoint) error {
+		return func(ctx context.Context, ep *verbena.Endpoint) error {
+			err := n.ServeNative(ctx, ep)
+			ended <- err
+			return err
+		}
+	})
+	c := dialNative(t, f.nodes[0])
+	in := map[int]uint32{} // by directory
+	for tag := uint32(1); tag <= 2; tag++ {
+		if v, resp := c.setUp(tag, writeOf(uint64(tag))); v != native.Accepted {
+			t.Fatal(resp)
+		}
+		in[f.dirOf(uint64(tag))] = tag
+	}
+	if len(in) != 2 {
+		t.Fatalf("blocks in %v", in)
+	}
+	fs.stop(t, "/a")
+	fs.stop(t, "/b")
+	packet := packetsOf(random(1, 1000), 1000, 0)[0]
+	c.send(in[0], packet)
+	<-fs.told
+	// Until the goroutine that receives is relieved they come together.
+	c.send(in[1], packet)
+	c.send(in[1], []byte{99, 0, 0, 0, 0, 0, 0, 0})
+	<-fs.told
+	for {
+		m, err := c.ep.Receive(c.ctx)
+		if err != nil {
+			if c.ctx.Err() != nil {
+				t.Fatal("the endpoint lives on")
+			}
+			break
+		}
+		m.Release()
+	}
+	select {
+	case err := <-ended:
+		if !errors.Is(err, native.ErrMalformed) {
+			t.Error(err)
+		}
+	case <-c.ctx.Done():
+		t.Error("it is served still")
+	}
+	n := &f.nodes[0].native
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.links) != 0 {
+		t.Errorf("%d links are left", len(n.links))
 	}
 }
 

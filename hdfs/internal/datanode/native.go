@@ -128,21 +128,22 @@ func (dn *DataNode) ServeNative(ctx context.Context, ep *verbena.Endpoint) error
 
 // serve receives until the endpoint ends, or another goroutine does.
 func (l *nativeLink) serve() {
-	err := l.takeAll()
+	err := l.broke() // before this goroutine has relieved another one
+	if err == nil {
+		err = l.takeAll()
+	}
 	if errors.Is(err, errRelieved) {
 		return
+	}
+	if l.pause() != nil {
+		return // the other one comes here, too
 	}
 	n := &l.dn.native
 	n.mu.Lock()
 	delete(n.links, l)
 	n.mu.Unlock()
-	if l.pause() != nil {
-		return // the other one comes here, too
-	}
 	l.end()
-	l.mu.Lock()
-	breach := l.breach
-	l.mu.Unlock()
+	breach := l.broke()
 	switch {
 	case breach != nil:
 		l.err = breach
@@ -155,10 +156,13 @@ func (l *nativeLink) serve() {
 func (l *nativeLink) takeAll() error {
 	for {
 		m, err := l.receive()
-		if err == nil {
-			err = l.take(m)
-		}
 		if err != nil {
+			return err
+		}
+		if err := l.take(m); err != nil {
+			if errors.Is(err, native.ErrMalformed) {
+				l.broken(err) // at once: what is to be written before the end may take long
+			}
 			return err
 		}
 	}
@@ -360,6 +364,13 @@ func (l *nativeLink) broken(err error) {
 	}
 	l.mu.Unlock()
 	l.dn.spawn(func() { l.Endpoint().Close() })
+}
+
+// broke is the error that broken has been told of first, nil if none.
+func (l *nativeLink) broke() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.breach
 }
 
 func (l *nativeLink) forget(b *nativeBlock) {
