@@ -39,6 +39,7 @@ type Link struct {
 	owed    int64    // bytes of memory of messages in queue and now, buffers not counted
 	most    int64    // of them, 0 for no bound
 	over    func(error)
+	cause   error // why the endpoint was closed, nil if it was not because of the peer
 }
 
 // An outgoing message is a buffer or bytes: those of an acknowledgement lie in small. Or it is
@@ -251,8 +252,12 @@ func (l *Link) send() {
 		}
 		sent = m.cost()
 		// An error of the endpoint shows to who receives. What is left fails at once then.
+		// Without one a message is missing, and nothing may follow it.
 		if err := l.sendNow(m); err != nil && l.ep.Err() == nil {
-			l.giveUp(fmt.Errorf("%w for %v: %w", ErrDeaf, l.patience, err))
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("%w, for %v: %w", ErrDeaf, l.patience, err)
+			}
+			l.giveUp(err)
 		}
 	}
 }
@@ -274,11 +279,13 @@ func (l *Link) sendNow(m *outgoing) error {
 	return l.ep.Send(bound, m.tag, bytes)
 }
 
-// giveUp ends a peer that takes nothing.
+// giveUp ends a peer that takes nothing, or that a message can't be sent to.
 func (l *Link) giveUp(err error) {
 	l.mu.Lock()
 	told := l.closed
-	l.closed = true
+	if l.closed = true; !told {
+		l.cause = err
+	}
 	l.drop()
 	l.mu.Unlock()
 	switch {
@@ -288,6 +295,13 @@ func (l *Link) giveUp(err error) {
 	default:
 		l.ep.Close() // its error is that the peer has not got everything
 	}
+}
+
+// Cause is why the link has given the peer up, nil if it has not.
+func (l *Link) Cause() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cause
 }
 
 // Close closes the endpoint and returns when nothing is being sent any more.

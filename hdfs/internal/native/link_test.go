@@ -184,6 +184,53 @@ func TestBlocksAreForgotten(t *testing.T) {
 	<-heard
 }
 
+// Users of a connection that was given up hear why: the peer receives nothing, or takes no message of that length.
+func TestUsersHearWhyAPeerWasGivenUp(t *testing.T) {
+	const longest = 64 << 10
+	rt, g := runtimeWith(t, verbena.Config{MaxMessage: longest})
+	p, _ := serve(t, rt, g, Service, func(ctx context.Context, _ *verbena.Endpoint) error {
+		<-ctx.Done()
+		return nil
+	})
+	for name, c := range map[string]struct {
+		patience time.Duration
+		message  []byte
+		why      error
+	}{
+		"deaf":     {20 * time.Millisecond, make([]byte, NonceLen), ErrDeaf},
+		"too long": {time.Minute, make([]byte, longest+1), verbena.ErrTooLong},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}, SendTimeout: c.patience})
+			defer table.Close()
+			u := newRecorder()
+			conn, id, err := join(t, table, p.Addr(), u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for err = nil; err == nil; {
+				conn.mu.Lock()
+				over := conn.err != nil
+				conn.mu.Unlock()
+				conn.Link.mu.Lock()
+				waits := conn.queue.Len() > 0
+				conn.Link.mu.Unlock()
+				if !waits && !over {
+					conn.Post(id, c.message)
+				}
+				select {
+				case err = <-u.end:
+				default:
+					runtime.Gosched()
+				}
+			}
+			if !errors.Is(err, c.why) || errors.Is(err, ErrDeaf) != (c.why == ErrDeaf) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // A peer that takes nothing for as long as it may loses its endpoint: whoever has set a bound ends
 // it, and otherwise the link does.
 func TestPeersThatTakeNothingEnd(t *testing.T) {

@@ -374,6 +374,9 @@ func (t *Table) run(p *peer, c *Conn) {
 	keep := c.ep.KeepFor(t.cfg.Idle)
 	idle := time.AfterFunc(keep, func() { c.closeIdle(keep) })
 	err := c.receive(&t.waits)
+	if cause := c.Cause(); cause != nil {
+		err = cause // the receiver knows only that the endpoint was closed
+	}
 	idle.Stop()
 	t.mu.Lock()
 	delete(t.conns, c)

@@ -25,7 +25,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func runtimeOf(t *testing.T) (*verbena.Runtime, *verbena.Group) {
 	t.Helper()
-	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	return runtimeWith(t, verbena.Config{})
+}
+
+// runtimeWith is a runtime that accepts messages as cfg says.
+func runtimeWith(t *testing.T, cfg verbena.Config) (*verbena.Runtime, *verbena.Group) {
+	t.Helper()
+	cfg.Providers = providers.Default()
+	rt, err := verbena.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
