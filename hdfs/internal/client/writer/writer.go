@@ -23,6 +23,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/client/names"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/internal/fifo"
 )
 
@@ -301,14 +302,15 @@ func (s *Stream) failed() error {
 	return s.err
 }
 
-// reserve waits until the window has room for a packet. It may lie in memory of what
-// reserve returns: the pipeline, if that has some.
+// reserve waits until the window has room for a packet, in bytes and as a DataNode counts
+// packets. It may lie in memory of what reserve returns: the pipeline, if that has some.
 func (s *Stream) reserve() (data.Lender, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.err == nil {
 		from, _ := s.live.(data.Lender)
-		if s.held+s.cfg.Packets.Most(from) <= s.cfg.Window {
+		packets := int64(s.queue.Len() + s.unacked.Len())
+		if s.held+s.cfg.Packets.Most(from) <= s.cfg.Window && packets < native.WindowPackets(int64(s.cfg.Window)) {
 			return from, nil
 		}
 		s.room.Wait()

@@ -19,6 +19,7 @@ import (
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
@@ -811,6 +812,61 @@ func TestReadersThatFailBehindABlock(t *testing.T) {
 type liar struct{}
 
 func (liar) Read(p []byte) (int, error) { return len(p) + 1, nil }
+
+// A DataNode ends who has more packets in a window than it allows, however short they are.
+func TestShortPacketsAreCounted(t *testing.T) {
+	sum, err := transfer.NewChecksum(hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 3, false)
+		cfg := c.config()
+		cfg.Packets = data.NewPool(1, sum)
+		most := native.WindowPackets(int64(cfg.Window))
+		if int64(cfg.Window/cfg.Packets.Memory()) <= most {
+			t.Fatalf("the window has no bytes for %d packets", most)
+		}
+		sent, free := int64(0), make(chan struct{})
+		c.send = func(*line, *data.Packet, int) error {
+			if sent++; sent == most {
+				close(free)
+			}
+			return nil
+		}
+		c.ack = func(*line, int64) *transfer.Ack {
+			return &transfer.Ack{Seqno: transfer.HeartbeatSeqno, Replies: make([]hdfspb.Status, 3)}
+		}
+		s := New(t.Context(), cfg, testFile, nil)
+		full := make(chan error)
+		go func() {
+			_, err := s.Write(randomBytes(int(2 * most)))
+			full <- err
+		}()
+		<-free
+		synctest.Wait()
+		c.mu.Lock()
+		if sent != most {
+			t.Errorf("%d packets are on their way, want %d", sent, most)
+		}
+		c.mu.Unlock()
+		why := errors.New("enough")
+		s.Abort(why)
+		if err := <-full; !errors.Is(err, why) {
+			t.Error(err)
+		}
+		<-s.Done()
+		if err := s.Close(t.Context()); !errors.Is(err, why) {
+			t.Error(err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // and with acknowledgements it goes on
+		c := newCluster(t, 3, false)
+		cfg := c.config()
+		cfg.Packets = data.NewPool(1, sum)
+		c.mustWrite(cfg, randomBytes(1000))
+	})
+}
 
 // The end of a flush's context ends the wait; the end of the stream's, and Abort, end the
 // writing.
