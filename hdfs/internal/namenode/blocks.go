@@ -54,6 +54,9 @@ type blockMap struct {
 	unreported blockSet
 	// recovering tells since when a block\'s recovery is tried.
 	recovering map[uint64]time.Time
+	// doubted are blocks of which replicas were to be deleted when no other good one was known any
+	// more, until they have been looked at, with the DataNodes of those replicas.
+	doubted map[uint64][]*node
 	// asked are the DataNodes that the recovery of a block has to ask.
 	asked map[uint64][]*node
 	grown chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
@@ -85,9 +88,9 @@ type node struct {
 	session  uint64 // since it registered
 	sequence uint64 // of the session's last report that was carried out
 
-	registeredAt time.Time
-	lastSeen     time.Time
-	lastReport   time.Time
+	askedAt    time.Time // to report in full; registering is that, too
+	lastSeen   time.Time
+	lastReport time.Time
 
 	storages                  storages
 	capacity, used, remaining uint64 // of all of them
@@ -116,12 +119,17 @@ type node struct {
 	// reporting is held while a report of it is carried out, which takes several holds of
 	// the map's lock. It comes before both locks.
 	reporting sync.Mutex
+	// recount says that it has to report in full, because it may have replicas that were given up.
+	recount bool
 }
 
 type deletion struct {
 	generation uint64
-	mark       uint16 // of the last full report that named the replica
-	sent       time.Time
+	mark       uint16 // of the last full report that named the replica, or that came when the deletion was ordered
+	// inFile says that the block was in a file, which must have another good replica when this one goes.
+	inFile  bool
+	doubted bool // in blockMap.doubted
+	sent    time.Time
 }
 
 type copyTask struct {
@@ -139,6 +147,7 @@ func newBlockMap(cfg *Config) *blockMap {
 		postponed:  new(blockSet),
 		waiting:    make(map[uint64][]chan struct{}),
 		recovering: make(map[uint64]time.Time),
+		doubted:    make(map[uint64][]*node),
 		asked:      make(map[uint64][]*node),
 		grown:      make(chan struct{}),
 	}
@@ -225,7 +234,7 @@ func (n *node) copied(t copyTask) {
 
 func (m *blockMap) deleteFrom(n *node, id, generation uint64) {
 	if d, ok := n.deletions[id]; !ok || d.generation != generation {
-		n.deletions[id] = deletion{generation: generation}
+		n.deletions[id] = deletion{generation: generation, mark: n.mark}
 	}
 }
 

@@ -283,6 +283,168 @@ func TestReplicaToBeDeletedDoesNotCount(t *testing.T) {
 	}
 }
 
+// Replicas that were to be deleted when there were others are kept if those are gone when their
+// DataNodes can be told: they are the last.
+func TestDeletionsThatWaitedSpareTheLastReplica(t *testing.T) {
+	freeze := func(r *rig, action hdfspb.SafeModeActionProto) {
+		must[*hdfspb.SetSafeModeResponseProto](r.t)(r.nn.setSafeMode(r.as("root"), &hdfspb.SetSafeModeRequestProto{Action: action.Enum()}))
+	}
+	for name, wait := range map[string]func(r *rig, stays *fakeDatanode, goes []*fakeDatanode){
+		"in safe mode": func(r *rig, stays *fakeDatanode, goes []*fakeDatanode) {
+			freeze(r, hdfspb.SafeModeActionProto_SAFEMODE_ENTER)
+			stays.dead = true
+			for range 5 {
+				r.turns(10, goes)
+			}
+			if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 2 {
+				r.t.Errorf("%d locations in safe mode, want 2", n)
+			}
+			freeze(r, hdfspb.SafeModeActionProto_SAFEMODE_LEAVE)
+		},
+		"in safe mode, and nothing is heard": func(r *rig, stays *fakeDatanode, goes []*fakeDatanode) {
+			freeze(r, hdfspb.SafeModeActionProto_SAFEMODE_ENTER)
+			stays.dead = true
+			r.clock.advance(29 * time.Second)
+			for _, d := range goes {
+				d.r.nn.blocks.nodes[d.uuid].lastSeen = r.clock.now()
+			}
+			r.clock.advance(2 * time.Second)
+			r.check()
+			freeze(r, hdfspb.SafeModeActionProto_SAFEMODE_LEAVE)
+		},
+		"the loss is not looked at yet": func(r *rig, stays *fakeDatanode, _ []*fakeDatanode) {
+			stays.dead = true
+			r.nn.blocks.mu.Lock()
+			r.nn.blocks.lose(r.nn.blocks.nodes[stays.uuid])
+			r.nn.blocks.mu.Unlock()
+		},
+		"all are dead": func(r *rig, stays *fakeDatanode, goes []*fakeDatanode) {
+			r.clock.advance(31 * time.Second)
+			r.check()
+			stays.dead = true
+			for _, d := range goes {
+				d.enroll()
+				d.heartbeat(goes)
+				d.report()
+			}
+			if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 2 {
+				r.t.Errorf("%d locations after their return, want 2", n)
+			}
+		},
+		"they start anew": func(r *rig, stays *fakeDatanode, goes []*fakeDatanode) {
+			r.clock.advance(29 * time.Second)
+			for _, d := range goes {
+				d.enroll()
+			}
+			r.clock.advance(2 * time.Second)
+			stays.dead = true
+			r.check()
+			for _, d := range goes {
+				d.heartbeat(goes)
+				d.report()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			dns := r.datanodes(3)
+			b := r.write("/f", 3, 100, dns...)
+			stray := r.write("/stray", 3, 100, dns...)
+			must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+			must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/stray"), Recursive: proto.Bool(false)}))
+			r.clock.advance(6 * time.Second)
+			r.check()
+			at := slices.IndexFunc(dns, func(d *fakeDatanode) bool {
+				_, goes := r.nn.blocks.nodes[d.uuid].deletions[b.GetBlockId()]
+				return !goes
+			})
+			goes := slices.Delete(slices.Clone(dns), at, at+1)
+			wait(r, dns[at], goes)
+			for range 4 {
+				r.turns(10, goes)
+			}
+			if n, known := r.holders(b.GetBlockId(), goes), len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 1 || known != 1 {
+				t.Errorf("%d replicas of the block are left, %d known, want 1", n, known)
+			}
+			if n := r.holders(stray.GetBlockId(), goes); n != 0 {
+				t.Errorf("%d replicas of a deleted file's block are left", n)
+			}
+			if n := len(r.nn.blocks.doubted); n != 0 {
+				t.Errorf("%d blocks are in doubt", n)
+			}
+		})
+	}
+}
+
+// A deletion that was doubted is carried out if its file is deleted, too.
+func TestDoubtEndsWithTheFile(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 2, 100, dns...)
+	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+	r.clock.advance(6 * time.Second)
+	r.check()
+	m := r.nn.blocks
+	at := slices.IndexFunc(dns, func(d *fakeDatanode) bool { return len(m.nodes[d.uuid].deletions) == 1 })
+	m.mu.Lock()
+	m.lose(m.nodes[dns[1-at].uuid])
+	m.mu.Unlock()
+	dns[at].heartbeat(dns)
+	if len(m.doubted) != 1 || dns[at].replicas[b.GetBlockId()] == nil {
+		t.Fatal("the deletion of the last replica is not doubted")
+	}
+	must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/f"), Recursive: proto.Bool(false)}))
+	r.check()
+	dns[at].heartbeat(dns)
+	if len(m.doubted) != 0 || dns[at].replicas[b.GetBlockId()] != nil {
+		t.Error("the replica of a deleted file was not deleted")
+	}
+}
+
+// A deletion that is ordered while its DataNode's full report comes outlives the report.
+func TestDeletionDuringAFullReport(t *testing.T) {
+	r := newRig(t)
+	d := r.datanodes(1)[0]
+	b := r.write("/f", 1, 100, d)
+	part := func(i uint32, replicas ...*clusterpb.Replica) {
+		must[*clusterpb.BlockReportResponse](t)(r.nn.BlockReport(context.Background(), &clusterpb.BlockReportRequest{
+			Uuid: &d.uuid, Session: &d.session, Sequence: d.next(), ReportId: proto.Uint64(1), Part: &i, Parts: proto.Uint32(2), Replicas: replicas,
+		}))
+	}
+	part(0, d.replicas[b.GetBlockId()])
+	must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/f"), Recursive: proto.Bool(false)}))
+	part(1)
+	r.turn([]*fakeDatanode{d})
+	if d.replicas[b.GetBlockId()] != nil {
+		t.Error("the replica was not deleted")
+	}
+}
+
+// A copy that was ordered before changes were refused, and is late when they are taken again, is
+// ordered anew and not twice.
+func TestLateCopiesAreGivenUp(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 1, 100, dns...)
+	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(2)}))
+	r.clock.advance(6 * time.Second)
+	r.check()
+	r.nn.blocks.freeze(true)
+	r.turns(int(r.nn.cfg.CopyTimeout/time.Second)+2, dns)
+	r.nn.blocks.freeze(false)
+	copiesOrdered(dns)
+	for _, d := range dns {
+		d.heartbeat(nil)
+	}
+	if n := copiesOrdered(dns); n != 0 {
+		t.Errorf("%d late copies were ordered", n)
+	}
+	r.turns(3, dns)
+	if n := copiesOrdered(dns); n != 1 || r.holders(b.GetBlockId(), dns) != 2 {
+		t.Errorf("%d copies were ordered, want 1; %d holders", n, r.holders(b.GetBlockId(), dns))
+	}
+}
+
 func TestLastReplicaIsKept(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(3)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -129,7 +130,7 @@ func (m *blockMap) register(dn namespace.Datanode, rack string, storages ...*clu
 	n.reported = false
 	n.era++
 	n.session, n.sequence = rand.Uint64()|1, 0 // not 0, which is none
-	n.registeredAt, n.lastSeen = now, now
+	n.askedAt, n.lastSeen = now, now
 	n.report, n.commands = nil, nil
 	wasMany := m.manyRacks()
 	n.registered, n.rack = true, rack
@@ -192,21 +193,20 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 	n.transfers = req.GetTransfers()
 	m.revive(n)
 	cmds := m.commandsFor(n, now)
-	if !n.reported && n.report == nil && now.Sub(n.registeredAt) > m.cfg.DeleteRetry {
+	if (n.recount || !n.reported && n.report == nil) && now.Sub(n.askedAt) > m.cfg.DeleteRetry {
 		cmds = append(cmds, &clusterpb.Command{Kind: clusterpb.Command_REPORT.Enum()})
-		n.registeredAt = now
+		n.askedAt = now
 	}
 	return &clusterpb.HeartbeatResponse{Commands: cmds, BlockKeys: keys}, nil
 }
 
 // commandsFor empties a DataNode's queue, and repeats deletions that it has not
 // confirmed within DeleteRetry. While changes are refused, all of that waits.
-func (m *blockMap) commandsFor(n *node, now time.Time) []*clusterpb.Command {
-	if m.frozen {
-		return nil
+func (m *blockMap) commandsFor(n *node, now time.Time) (out []*clusterpb.Command) {
+	if !m.frozen {
+		out = slices.DeleteFunc(n.commands, func(cmd *clusterpb.Command) bool { return m.givenUp(n, cmd) })
+		n.commands = nil
 	}
-	out := n.commands
-	n.commands = nil
 	if m.safeMode {
 		return out
 	}
@@ -219,10 +219,26 @@ func (m *blockMap) commandsFor(n *node, now time.Time) []*clusterpb.Command {
 		if !d.sent.IsZero() && now.Sub(d.sent) < m.cfg.DeleteRetry {
 			continue
 		}
+		if !m.mayGo(n, id, d) || m.frozen {
+			continue
+		}
 		d.sent = now
 		n.deletions[id] = d
 		count++
 		out = append(out, &clusterpb.Command{Kind: clusterpb.Command_DELETE.Enum(), Block: blockPB(id, d.generation, 0)})
 	}
 	return out
+}
+
+// givenUp tells whether a command orders a copy that nobody waits for any more, because changes were
+// refused for longer than a copy may take. It takes such targets from others.
+func (m *blockMap) givenUp(source *node, cmd *clusterpb.Command) bool {
+	if cmd.GetKind() != clusterpb.Command_REPLICATE {
+		return false
+	}
+	tasks := m.copying[cmd.GetBlock().GetId()]
+	cmd.Targets = slices.DeleteFunc(cmd.Targets, func(d *clusterpb.Datanode) bool {
+		return !slices.ContainsFunc(tasks, func(t copyTask) bool { return t.source == source && t.target.dn.UUID == d.GetUuid() })
+	})
+	return len(cmd.Targets) == 0
 }

@@ -163,6 +163,7 @@ func (m *blockMap) queueBlocksOf(n *node) {
 func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	b, ok := ns.Block(id)
 	if !ok {
+		m.endDoubt(id, false, false)
 		if m.frozen {
 			m.postponed.add(id)
 			return
@@ -171,6 +172,7 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 		return
 	}
 	if b.Writing {
+		m.endDoubt(id, true, !m.replicas.any(id, func(r replica) bool { return m.byIndex[r.node].alive && r.generation >= b.Generation }))
 		m.needed.remove(id)
 		// As in HDFS a DataNode may leave once another one has the block, too.
 		if m.replicas.any(id, func(r replica) bool {
@@ -185,6 +187,7 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	live := len(s.live)
 	m.corrupt.set(id, s.corrupt)
 	m.missing.set(id, live+len(s.leaving) == 0)
+	m.endDoubt(id, true, live+len(s.leaving) == 0)
 	m.needed.remove(id)
 	m.waits.remove(id)
 	m.letGo(b, &s)
@@ -224,9 +227,55 @@ func (m *blockMap) deleteReplica(id uint64, n *node) {
 	for r := range m.replicas.of(id) {
 		if r.node == n.index {
 			m.deleteFrom(n, id, r.generation)
+			d := n.deletions[id]
+			d.inFile = true
+			n.deletions[id] = d
 		}
 	}
 	m.drop(id, n)
+}
+
+// mayGo tells whether the deletion of a replica may be sent. Not if the block is in a file and no
+// other good replica is known any more: time has passed since the deletion was ordered. The block is
+// looked at then, which ends the doubt.
+func (m *blockMap) mayGo(n *node, id uint64, d deletion) bool {
+	if d.doubted {
+		return false
+	}
+	if !d.inFile || !m.missing.has(id) && m.replicas.any(id, func(r replica) bool {
+		return r.state == clusterpb.ReplicaState_FINALIZED && !r.corrupt && m.byIndex[r.node].alive
+	}) {
+		return true
+	}
+	d.doubted = true
+	n.deletions[id] = d
+	m.doubted[id] = append(m.doubted[id], n)
+	m.look(id)
+	return false
+}
+
+// endDoubt ends the doubt about deletions of a block's replicas. If these are the last, it gives the
+// deletions up. Their DataNodes report in full then: the replicas are not known any more, and may be gone.
+func (m *blockMap) endDoubt(id uint64, inFile, last bool) {
+	nodes, ok := m.doubted[id]
+	if !ok {
+		return
+	}
+	delete(m.doubted, id)
+	for _, n := range nodes {
+		d := n.deletions[id]
+		if !d.doubted {
+			continue // it was lost meanwhile
+		}
+		if last {
+			delete(n.deletions, id)
+			n.recount = true
+			m.cfg.Logger.Warn("namenode: a deletion is given up, no other replica is left", "block", id, "datanode", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port)
+			continue
+		}
+		d.doubted, d.inFile = false, inFile
+		n.deletions[id] = d
+	}
 }
 
 // trim deletes surplus replicas by HDFS's rule: while a rack has more than one, one

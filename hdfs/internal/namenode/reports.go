@@ -114,6 +114,7 @@ func (m *blockMap) beginPart(req *clusterpb.BlockReportRequest, parts uint32) (a
 	if req.GetPart() == 0 {
 		n.report = &partialReport{id: req.GetReportId(), parts: parts, begun: n.lastSeen}
 		n.mark = max(n.mark+1, 1)
+		n.recount = false
 	}
 	rep := n.report
 	if rep == nil || rep.id != req.GetReportId() || rep.parts != parts || rep.next != req.GetPart() {

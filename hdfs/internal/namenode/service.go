@@ -147,11 +147,13 @@ func (m *blockMap) checkService() {
 }
 
 // lose counts a DataNode as dead: its replicas count no longer, but are remembered, and
-// it has to register again.
+// it has to register again. As in HDFS its deletions are forgotten, which were ordered while others had
+// the blocks, too: when it returns it tells what it has.
 func (m *blockMap) lose(n *node) {
-	n.alive, n.reported, n.expected = false, false, false
+	n.alive, n.reported, n.expected, n.recount = false, false, false, false
 	n.session = 0
 	n.commands, n.report = nil, nil
+	n.deletions = make(map[uint64]deletion)
 	m.queueBlocksOf(n)
 }
 
