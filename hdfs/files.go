@@ -125,8 +125,8 @@ func (f *FileReader) WriteTo(w io.Writer) (int64, error) {
 	return n, f.c.fail("read", f.name, err)
 }
 
-// Close ends the reading. After it all methods that read fail with [fs.ErrClosed], and so does
-// another Close.
+// Close ends the reading, once the NameNode has heard of replicas that were found bad, or after
+// 5 s. After it all methods that read fail with [fs.ErrClosed], and so does another Close.
 func (f *FileReader) Close() error { return f.c.fail("close", f.name, f.f.Close()) }
 
 // CreateOptions say how a file is made. Zero values stand for the client's defaults.

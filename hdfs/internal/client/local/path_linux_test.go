@@ -70,7 +70,7 @@ func TestReadersOfASilentDataNode(t *testing.T) {
 			<-ctx.Done()
 			return "", 0, context.Cause(ctx)
 		},
-		Timeout: 300 * time.Millisecond,
+		Timeout: 3 * time.Second, // the reader whose context has ended is seen not to wait for it
 		Logger:  slog.New(slog.DiscardHandler),
 	}, farPath{})
 	defer p.Close()

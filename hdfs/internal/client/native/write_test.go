@@ -193,7 +193,7 @@ func TestDeafDataNodes(t *testing.T) {
 	// Without sockets nothing but receives takes what is sent.
 	device := fake.NewNetwork().NewDevice(fake.InfiniBand("device"))
 	cfg := verbena.Config{Providers: []rdma.Provider{fake.NewProvider("fake", device)}}
-	p, req := writesOver(t, cfg, patience, func(m *verbena.Message) []byte {
+	p, req := writesOver(t, cfg, time.Hour, func(m *verbena.Message) []byte { // for what must succeed
 		if native.KindOf(m.Bytes()) == native.Packet {
 			if deaf.CompareAndSwap(false, true) { // one connection is
 				<-hears
@@ -226,10 +226,11 @@ func TestDeafDataNodes(t *testing.T) {
 		k.Seal()
 		return l.Send(k)
 	}
-	l := begin()
-	p.cfg.SocketTimeout = time.Hour
-	patient := begin()
-	p.cfg.SocketTimeout = patience - perNode
+	l, patient := begin(), begin()
+	l.mu.Lock()
+	l.wait = patience
+	l.timer.Reset(patience)
+	l.mu.Unlock()
 
 	packet := append([]byte{byte(native.Packet)}, make([]byte, 1000)...)
 	for taken := true; taken; { // until the connection takes nothing more
@@ -237,7 +238,9 @@ func TestDeafDataNodes(t *testing.T) {
 		taken = l.conn.Endpoint().Send(ctx, l.id, packet) == nil
 		cancel()
 	}
+	p.cfg.SocketTimeout = patience - perNode
 	_, err = p.Write(t.Context(), req)
+	p.cfg.SocketTimeout = time.Hour
 	silent("a set-up", err)
 	silent("a packet", send(l))
 	silent("its acknowledgement", l.Ack(&transfer.Ack{}))
