@@ -77,8 +77,8 @@ var trials = map[string]struct {
 	failoverAttempts:                    {"5", retries, []any{15*time.Second + 1, 5, time.Duration(0), time.Duration(0)}, notNumbers, several},
 	failoverPause:                       {"250", retries, []any{150500*time.Millisecond + 1, 15, 250 * time.Millisecond, 15 * time.Second}, notTimes, several},
 	failoverMaxPause:                    {"1s", retries, []any{14*time.Second + 1, 15, 500 * time.Millisecond, time.Second}, notTimes, several},
-	connectRetries:                      {"7", retries, []any{7*time.Second + 1, 0, time.Second, time.Second}, notNumbers, nil},
-	connectPause:                        {"2000", retries, []any{20*time.Second + 1, 0, 2 * time.Second, 2 * time.Second}, notTimes, nil},
+	connectRetries:                      {"7", retries, []any{7*time.Second + 1, 9, time.Second, time.Second}, notNumbers, nil},
+	connectPause:                        {"2000", retries, []any{20*time.Second + 1, 9, 2 * time.Second, 2 * time.Second}, notTimes, nil},
 	connectTimeouts:                     {"0", retries, []any{time.Duration(0), -1, time.Duration(0), time.Duration(0)}, notNumbers, nil},
 	"ipc.client.connect.timeout":        {"5000", func(c *ClientConfig) any { return c.ConnectTimeout }, 5 * time.Second, notTimes, nil},
 	"ipc.client.rpc-timeout.ms":         {"30000", func(c *ClientConfig) any { return c.CallTimeout }, 30 * time.Second, notTimes, nil},
@@ -174,6 +174,9 @@ func TestClientPropertiesDoNotOverrideTheProgram(t *testing.T) {
 		t.Errorf("%+v, %v", sole, err)
 	}
 	// Two properties may set one field, and one property two fields.
+	retried := ClientConfig{Patience: 7*time.Second + 1, RetryPause: time.Second, MaxRetryPause: time.Second}
+	limited, unlimited := retried, retried
+	limited.Timeouts, unlimited.Timeouts = -1, 3
 	for _, test := range []struct {
 		set, want ClientConfig
 		values    map[string]string
@@ -185,6 +188,12 @@ func TestClientPropertiesDoNotOverrideTheProgram(t *testing.T) {
 			map[string]string{"dfs.client.hedged.read.threadpool.size": "3", hedgeThreshold: "700"},
 		},
 		{ClientConfig{HedgeAfter: 50 * time.Millisecond}, ClientConfig{HedgeAfter: 50 * time.Millisecond}, map[string]string{hedgeThreshold: "700"}},
+		{
+			ClientConfig{}, limited, map[string]string{connectRetries: "7", connectPause: "1000", connectTimeouts: "0"},
+		},
+		{
+			ClientConfig{Timeouts: 3}, unlimited, map[string]string{connectRetries: "7", connectTimeouts: "0"},
+		},
 		{
 			ClientConfig{Hedges: 2}, ClientConfig{HedgeAfter: 700 * time.Millisecond, Hedges: 2},
 			map[string]string{"dfs.client.hedged.read.threadpool.size": "3", hedgeThreshold: "700"},

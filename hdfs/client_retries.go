@@ -61,6 +61,10 @@ func sumOfPauses(failovers int64, first, most time.Duration) time.Duration {
 	return sum + time.Duration(max(0, failovers))*most
 }
 
+// timeoutsOfOne is how many attempts may time out of a call of a sole NameNode beside the
+// patience, as where neither is set.
+const timeoutsOfOne = 9
+
 // takeConnecting takes what is said of a sole NameNode.
 func takeConnecting(c *ClientConfig, p *conf.Properties, _ string) error {
 	retries, counted, err := p.Number(connectRetries, 0)
@@ -69,8 +73,12 @@ func takeConnecting(c *ClientConfig, p *conf.Properties, _ string) error {
 	if err := cmp.Or(err, errPause, errTimeouts); err != nil || len(c.NameNodes) > 1 {
 		return err
 	}
-	if limited && c.Patience == 0 {
+	// The second of these properties finds the patience that the first has made up.
+	switch own := c.Patience == 0; {
+	case own && limited:
 		fill(&c.Timeouts, count(timeouts))
+	case own && (counted || paused):
+		fill(&c.Timeouts, timeoutsOfOne)
 	}
 	if !counted && !paused {
 		return nil
