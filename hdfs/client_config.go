@@ -55,7 +55,8 @@ type ClientConfig struct {
 	Patience time.Duration
 	// Timeouts is how many attempts of a call may time out, at connecting or by CallTimeout,
 	// without their time counting as Patience. The default is 15 with several NameNodes and 9
-	// with one if Patience is not set either, and otherwise none; so it is below 0.
+	// with one if Patience is not set either, and otherwise none; so it is below 0. More than
+	// that default are of no use by CallTimeout.
 	Timeouts int
 	// RetryPause is the mean pause before a call is tried again that no NameNode takes. It
 	// doubles up to MaxRetryPause. Defaults 100 ms and 1 s.

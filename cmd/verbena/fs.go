@@ -35,9 +35,7 @@ func fsCommand(o *options) *cobra.Command {
 		if err := findNameNode(&cfg, nameNode, &hadoop); err != nil {
 			return nil, err
 		}
-		if cfg.Patience == 0 {
-			cfg.Patience = fsPatience
-		}
+		beSoon(&cfg)
 		var err error
 		if rt, err = o.runtime(); err != nil {
 			return nil, err
@@ -84,8 +82,16 @@ func withPort(address string) string {
 }
 
 // fsPatience is for how long a call is tried at a NameNode that does not answer: who waits
-// at a terminal wants to know soon. Hadoop's properties of retries come before it.
+// at a terminal wants to know soon.
 const fsPatience = 5 * time.Second
+
+// beSoon sets fsPatience, unless Hadoop's properties of retries make up another patience. Without
+// one, what they say of time-outs does not count: each takes 20 s or 2 min.
+func beSoon(cfg *hdfs.ClientConfig) {
+	if cfg.Patience == 0 {
+		cfg.Patience, cfg.Timeouts = fsPatience, -1
+	}
+}
 
 // findNameNode takes the command line's word, then the Hadoop configuration's, then the
 // default. The configuration has more to say than that.

@@ -268,6 +268,48 @@ func TestOnlyAnAbsentNameNodeIsAskedFor(t *testing.T) {
 	}
 }
 
+// TestSilentNameNodesAreToldOfSoon has a NameNode take a connection and say nothing, as a stopped process does. A job asks for
+// another one before a call's 2 min are over.
+func TestSilentNameNodesAreToldOfSoon(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // connections wait in its queue
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = answers(ctx, hdfs.ClientConfig{NameNodes: []string{ln.Addr().String()}})
+	if !errors.Is(err, hdfs.ErrNoNameNode) || !strings.Contains(err.Error(), "is a NameNode running there?") {
+		t.Error(err)
+	}
+}
+
+// TestCommandsDoNotWaitForTimeouts has what a configuration says of time-outs alone, Hadoop's default for instance, not count on
+// top of a command's short patience.
+func TestCommandsDoNotWaitForTimeouts(t *testing.T) {
+	const retries, timeouts = "ipc.client.connect.max.retries=10", "ipc.client.connect.max.retries.on.timeouts=45"
+	for _, c := range []struct {
+		properties []string
+		patience   time.Duration
+		timeouts   int
+	}{
+		{nil, fsPatience, -1},
+		{[]string{timeouts}, fsPatience, -1},
+		{[]string{retries}, 10*time.Second + 1, 9},
+		{[]string{retries, timeouts}, 10*time.Second + 1, 45},
+	} {
+		var cfg hdfs.ClientConfig
+		if err := findNameNode(&cfg, "here:1", &hadoopFlags{properties: c.properties}); err != nil {
+			t.Fatal(err)
+		}
+		beSoon(&cfg)
+		if cfg.Patience != c.patience || cfg.Timeouts != c.timeouts {
+			t.Errorf("%v: the patience is %v, with %d time-outs on top; want %v and %d", c.properties, cfg.Patience, cfg.Timeouts, c.patience, c.timeouts)
+		}
+	}
+}
+
 // TestJobTransports has each transport carry the records, and the same results come out.
 func TestJobTransports(t *testing.T) {
 	dir := t.TempDir()

@@ -251,7 +251,7 @@ func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
 
 // answers tells soon of NameNodes that are not there; those that go away while a job runs are waited for.
 func answers(ctx context.Context, cfg hdfs.ClientConfig) (err error) {
-	cfg.Patience, cfg.Timeouts = fsPatience, -1
+	cfg.Patience, cfg.Timeouts, cfg.CallTimeout, cfg.ConnectTimeout = fsPatience, -1, fsPatience, fsPatience
 	client, err := hdfs.NewClient(cfg)
 	if err != nil {
 		return err

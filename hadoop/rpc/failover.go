@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -23,7 +24,8 @@ type FailoverConfig struct {
 	// Timeouts is how many attempts of a call may time out, at connecting or at waiting for
 	// the answer, without their time counting as Patience. The default is 15 with several
 	// servers and 9 with one if Patience is not set either, and otherwise none; so it is
-	// below 0.
+	// below 0. More than the default are of no use at waiting for the answer, which takes
+	// [ClientConfig].CallTimeout each.
 	Timeouts int
 	// Backoff is the mean pause before a call is tried again after all servers have
 	// failed it once; it doubles with each further round up to MaxBackoff. Defaults
@@ -42,27 +44,37 @@ type Failover struct {
 	client  *Client
 	proxies []*Proxy
 	cfg     FailoverConfig
+	waits   int // at most so many of Timeouts are at waiting for the answer
 	active  atomic.Int32
 }
+
+const (
+	timeoutsOfSeveral = 15 // as HDFS's client fails over
+	timeoutsOfOne     = 9
+)
 
 // Failover returns what calls the targets. There must be one at least. The client's
 // Attempts do not count for it.
 func (c *Client) Failover(targets []Target, cfg FailoverConfig) *Failover {
+	waits := timeoutsOfOne
+	if len(targets) > 1 {
+		waits = timeoutsOfSeveral
+	}
 	switch {
 	case cfg.Patience != 0:
 	case len(targets) > 1:
-		// HDFS's client fails over 15 times, with pauses of 165 s in all.
+		// HDFS's client pauses for 165 s in all.
 		cfg.Patience = 3 * time.Minute
-		set(&cfg.Timeouts, 15)
+		cfg.Timeouts = cmp.Or(cfg.Timeouts, waits)
 	default:
 		// It dials a sole NameNode that refuses for 10 s, and one that is silent for 15 min. A
 		// wrong address should show sooner than that.
 		cfg.Patience = 45 * time.Second
-		set(&cfg.Timeouts, 9)
+		cfg.Timeouts = cmp.Or(cfg.Timeouts, waits)
 	}
 	set(&cfg.Backoff, 100*time.Millisecond)
 	set(&cfg.MaxBackoff, 5*time.Second)
-	f := &Failover{client: c, cfg: cfg}
+	f := &Failover{client: c, cfg: cfg, waits: waits}
 	for _, t := range targets {
 		f.proxies = append(f.proxies, c.Proxy(t))
 	}
@@ -84,7 +96,7 @@ func (f *Failover) Call(ctx context.Context, method string, req, resp proto.Mess
 	defer f.client.turn.leave()
 	id := int32(f.client.next.Add(1)-1) & 0x7fffffff
 	began := time.Now() // later by the time of attempts that timed out
-	timeouts := 0
+	timeouts, waits := 0, 0
 	pauses := backoff.Policy{First: f.cfg.Backoff, Most: f.cfg.MaxBackoff}
 	failures := 0 // in a row, that sent the call to the next server
 	for attempt := int32(0); ; attempt++ {
@@ -98,8 +110,12 @@ func (f *Failover) Call(ctx context.Context, method string, req, resp proto.Mess
 		if err == nil {
 			return nil
 		}
-		if timeouts < f.cfg.Timeouts && timedOut(err) {
+		waited := errors.Is(err, ErrTimeout)
+		if timeouts < f.cfg.Timeouts && (waited && waits < f.waits || undialled(err)) {
 			timeouts++
+			if waited {
+				waits++
+			}
 			began = began.Add(time.Since(tried))
 		}
 		next := f.judge(err, repeatable)
@@ -134,11 +150,11 @@ const (
 	elsewhere
 )
 
-// timedOut tells that a server did not answer in time, or could not be reached in time.
-func timedOut(err error) bool {
+// undialled tells that a server could not be reached in time.
+func undialled(err error) bool {
 	var u *unsent
 	var dial net.Error
-	return errors.Is(err, ErrTimeout) || errors.As(err, &u) && errors.As(err, &dial) && dial.Timeout()
+	return errors.As(err, &u) && errors.As(err, &dial) && dial.Timeout()
 }
 
 func (f *Failover) judge(err error, repeatable bool) verdict {

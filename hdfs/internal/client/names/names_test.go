@@ -45,6 +45,8 @@ type nameNode struct {
 
 // nameNodes are NameNodes that are reached by pipes in memory.
 type nameNodes struct {
+	timeouts int // of the clients
+
 	t *testing.T
 
 	mu    sync.Mutex
@@ -128,7 +130,7 @@ func (c *nameNodes) dial(ctx context.Context, address string) (net.Conn, error) 
 // client calls the NameNodes at addresses, in this order. The function ends all.
 func (c *nameNodes) client(patience time.Duration, addresses ...string) (*NameNodes, func()) {
 	calls := rpc.NewClient(rpc.ClientConfig{Dial: c.dial, MaxBackoff: time.Second})
-	return New(calls, addresses, "ada", "", rpc.FailoverConfig{Patience: patience}), func() {
+	return New(calls, addresses, "ada", "", rpc.FailoverConfig{Patience: patience, Timeouts: c.timeouts}), func() {
 		calls.Close()
 		for _, n := range c.all {
 			n.rpc.Close()
@@ -256,7 +258,7 @@ func TestCallsGiveUp(t *testing.T) {
 
 // By default a call of several NameNodes is tried for longer than HDFS's client pauses, which
 // is 165 s in all, and one of a sole NameNode for 45 s. Dials and calls that time out come on
-// top of it, 9 of a sole NameNode, unless the patience is set.
+// top of it, 9 of a sole NameNode, unless the patience is set. If more are asked for, dials are.
 func TestPatienceByDefault(t *testing.T) {
 	hang := func() (error, bool) { time.Sleep(time.Hour); return nil, false }
 	const call, dial = 2 * time.Minute, 20 * time.Second
@@ -264,16 +266,20 @@ func TestPatienceByDefault(t *testing.T) {
 		node        nameNode
 		addresses   []string
 		patience    time.Duration
+		timeouts    int
 		least, most time.Duration
 	}{
-		"several that refuse":      {nameNode{down: true}, []string{"a:1", "b:1"}, 0, 180 * time.Second, 185 * time.Second},
-		"several that stand by":    {nameNode{answer: standby}, []string{"a:1", "b:1"}, 0, 180 * time.Second, 185 * time.Second},
-		"several that hang":        {nameNode{answer: hang}, []string{"a:1", "b:1"}, 0, 15*call + 180*time.Second, 15*call + 180*time.Second + call*9/8 + 15*call/8},
-		"one that refuses":         {nameNode{down: true}, []string{"a:1"}, 0, 45 * time.Second, 50 * time.Second},
-		"one that is gone":         {nameNode{gone: true}, []string{"a:1"}, 0, 9*dial + 45*time.Second, 9*dial + 45*time.Second + dial + 20*time.Second},
-		"one that hangs":           {nameNode{answer: hang}, []string{"a:1"}, 0, 9*call + 45*time.Second, 9*call + 45*time.Second + call*9/8 + 9*call/8},
-		"one that is gone, for 5s": {nameNode{gone: true}, []string{"a:1"}, 5 * time.Second, dial, dial + time.Second},
-		"one that hangs, for 5s":   {nameNode{answer: hang}, []string{"a:1"}, 5 * time.Second, call, call * 9 / 8},
+		"several that refuse":      {nameNode{down: true}, []string{"a:1", "b:1"}, 0, 0, 180 * time.Second, 185 * time.Second},
+		"several that stand by":    {nameNode{answer: standby}, []string{"a:1", "b:1"}, 0, 0, 180 * time.Second, 185 * time.Second},
+		"several that hang":        {nameNode{answer: hang}, []string{"a:1", "b:1"}, 0, 0, 15*call + 180*time.Second, 15*call + 180*time.Second + call*9/8 + 15*call/8},
+		"one that refuses":         {nameNode{down: true}, []string{"a:1"}, 0, 0, 45 * time.Second, 50 * time.Second},
+		"one that is gone":         {nameNode{gone: true}, []string{"a:1"}, 0, 0, 9*dial + 45*time.Second, 9*dial + 45*time.Second + dial + 20*time.Second},
+		"one that hangs":           {nameNode{answer: hang}, []string{"a:1"}, 0, 0, 9*call + 45*time.Second, 9*call + 45*time.Second + call*9/8 + 9*call/8},
+		"one that is gone, for 5s": {nameNode{gone: true}, []string{"a:1"}, 5 * time.Second, 0, dial, dial + time.Second},
+		"one that hangs, for 5s":   {nameNode{answer: hang}, []string{"a:1"}, 5 * time.Second, 0, call, call * 9 / 8},
+		"one that is gone, 45":     {nameNode{gone: true}, []string{"a:1"}, 0, 45, 45*dial + 45*time.Second, 45*dial + 45*time.Second + dial + 46*time.Second},
+		"one that hangs, 45":       {nameNode{answer: hang}, []string{"a:1"}, 0, 45, 9*call + 45*time.Second, 9*call + 45*time.Second + call*9/8 + 9*call/8},
+		"one that hangs, none":     {nameNode{answer: hang}, []string{"a:1"}, 0, -1, call, call * 9 / 8},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -284,6 +290,7 @@ func TestPatienceByDefault(t *testing.T) {
 					nodes = append(nodes, &n)
 				}
 				c := start(t, nodes...)
+				c.timeouts = test.timeouts
 				n, end := c.client(test.patience, test.addresses...)
 				defer end()
 				began := time.Now()
