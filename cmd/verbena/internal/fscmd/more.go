@@ -137,33 +137,51 @@ func tailCommand(run runner) *cobra.Command {
 			if len(args) == 0 {
 				return nil // the pattern has matched nothing
 			}
-			f, err := s.openFile(ctx, s.path(args[0]))
-			if err != nil {
-				return err
+			if !follow {
+				every = 0
 			}
-			defer f.Close()
-			at := max(0, f.Size()-edge)
-			for {
-				n, err := io.Copy(s.out, io.NewSectionReader(f, at, f.Size()-at))
-				at += n
-				if err != nil || !follow {
-					return err
-				}
-				select {
-				case <-ctx.Done():
-					return nil
-				case <-time.After(every):
-				}
-				if err := f.Refresh(ctx); err != nil {
-					return err
-				}
-			}
+			return s.tail(ctx, s.path(args[0]), every)
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is appended")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is appended, also to a file that comes in its place")
 	cmd.Flags().DurationVar(&every, "sleep-interval", 5*time.Second, "with -f: how often to look")
 	cmd.Flags().IntVarP(&millis, "sleep", "s", 0, "the same, in milliseconds")
 	return cmd
+}
+
+// tail shows the last bytes of a file, and then what is appended to it, if it is to look again
+// every so often. Of a file that has come in its place it shows what is behind as many bytes, as
+// Hadoop's command does, which opens the file for each look.
+func (s *session) tail(ctx context.Context, name string, every time.Duration) error {
+	f, err := s.openFile(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer func() { f.Close() }()
+	at := max(0, f.Size()-edge)
+	for {
+		n, err := io.Copy(s.out, io.NewSectionReader(f, at, f.Size()-at))
+		at += n
+		if every == 0 || err != nil && !errors.Is(err, hdfs.ErrFileReplaced) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
+		if err = f.Refresh(ctx); errors.Is(err, hdfs.ErrFileReplaced) {
+			var other *hdfs.FileReader
+			if other, err = s.openFile(ctx, name); err == nil {
+				f.Close()
+				f = other
+			}
+		}
+		if err != nil {
+			return err
+		}
+		at = min(at, f.Size()) // it may have become shorter
+	}
 }
 
 func appendCommand(run runner) *cobra.Command {

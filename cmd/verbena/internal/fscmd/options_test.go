@@ -1,8 +1,10 @@
 package fscmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -94,6 +96,76 @@ func TestTailPausesBetweenLooks(t *testing.T) {
 		}
 	}
 	s.must("tail", "-s", "1", "/file")
+}
+
+// tail -f goes on with the file that comes in the place of the one it shows, as Hadoop's command
+// does: behind as many bytes, or behind its end if it is shorter.
+func TestTailFollowsTheName(t *testing.T) {
+	s := startShell(t)
+	c, err := s.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	put := func(content string) { // at one blow: at a moment without a file tail ends
+		t.Helper()
+		if a := s.perform(content, "put", "-", "/other"); a.Code != 0 {
+			t.Fatalf("%+v", a)
+		}
+		if err := c.Rename(t.Context(), "/other", "/file", true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	long := strings.Repeat("a", 1000)
+	put(long)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	shown, out := io.Pipe()
+	defer shown.Close()
+	ended := make(chan error, 1)
+	cmd := Command(s.connect)
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.SetArgs([]string{"tail", "-f", "--sleep-interval", "1ms", "/file"})
+	cmd.SetOut(out)
+	cmd.SetErr(io.Discard)
+	go func() {
+		err := cmd.ExecuteContext(ctx)
+		out.CloseWithError(errors.Join(err, io.EOF))
+		ended <- err
+	}()
+	expect := func(want string) {
+		t.Helper()
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(shown, got); err != nil || string(got) != want {
+			t.Fatalf("it shows %q, want %q: %v", got, want, err)
+		}
+	}
+	expect(long)
+	put(strings.Repeat("b", 1000) + "more")
+	expect("more")
+	put("c")
+	got := make(chan string, 1)
+	go func() {
+		one := make([]byte, 1)
+		_, _ = shown.Read(one) // a zero byte is not what is wanted
+		got <- string(one)
+		_, _ = io.Copy(io.Discard, shown)
+	}()
+	told := ""
+	for i := 0; i < 100 && told == ""; i++ { // of what is there when it looks it shows nothing
+		if a := s.perform("d", "append", "-", "/file"); a.Code != 0 {
+			t.Fatalf("%+v", a)
+		}
+		select {
+		case told = <-got:
+		default:
+		}
+	}
+	if told != "d" {
+		t.Errorf("it shows %q of what is appended to a shorter file", told)
+	}
+	cancel()
+	<-ended // with whatever the end of its context has made of a look
 }
 
 // touch sets the times that it is told, and makes no file if it is told so.
