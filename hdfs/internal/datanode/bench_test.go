@@ -9,7 +9,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
@@ -56,7 +55,7 @@ func BenchmarkWrite(b *testing.B) {
 				c.nc.Close()
 				b.StopTimer()
 				for _, n := range f.nodes {
-					n.delete(&clusterpb.Block{Id: proto.Uint64(id), Generation: proto.Uint64(1001)})
+					must(b, n.store.Delete(id, 1001))
 				}
 				b.StartTimer()
 			}

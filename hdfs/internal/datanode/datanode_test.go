@@ -848,6 +848,61 @@ func TestDamageIsNeverServed(t *testing.T) {
 	}
 }
 
+// A deletion that is told again, because its end was not heard of yet, does not hit a copy of the
+// block that has come since.
+func TestRepeatedDeletionSparesACopy(t *testing.T) {
+	f := newFixture(t, 2, nil)
+	n, data := f.nodes[0], random(1, 1000)
+	obey := func(gen uint64) {
+		t.Helper()
+		must(t, n.obey([]*clusterpb.Command{{Kind: clusterpb.Command_DELETE.Enum(), Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: &gen}}}))
+	}
+	// hold returns when both workers have done what was to be done, and keeps them.
+	hold := func(gen uint64) (free chan struct{}) {
+		busy, free := make(chan struct{}), make(chan struct{})
+		for i := range uint64(2) {
+			n.deletions.add(1000+i, gen, nowhere, func() { busy <- struct{}{}; <-free })
+		}
+		<-busy
+		<-busy
+		return free
+	}
+	told := func() (count int) { // the caller has f.nn.mu
+		for _, c := range f.nn.changes[n.UUID()] {
+			if c.GetKind() == clusterpb.ReplicaChange_DELETED && c.GetReplica().GetBlock().GetId() == 1 {
+				count++
+			}
+		}
+		return count
+	}
+	writeBlock(t, f.nodes, 1, 1001, data)
+	free := hold(1)
+	obey(1001) // waits, and the replica that it is for goes meanwhile
+	must(t, n.store.Delete(1, 1001))
+	obey(1001) // there is nothing to wait for
+	f.nn.wait("that the block is not here", func() bool { return told() == 1 })
+	w, err := n.store.Create(1, 1001, transfer.CRC32C(), true, nil, store.Want{})
+	must(t, err)
+	obey(1002) // a copy is under way, of which the NameNode does not know
+	sums := make([]byte, 4*transfer.CRC32C().Chunks(1000))
+	transfer.CRC32C().Sum(sums, data)
+	_, err = w.Write(0, data, sums, transfer.CRC32C())
+	must(t, err)
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	close(free)
+	close(hold(2))
+	wantRead(t, n, 1, 1001, data)
+	f.nn.event(func() {
+		if n := told(); n != 1 {
+			t.Errorf("told %d times that the block is not here", n)
+		}
+	})
+	// It is deleted if that is ordered from now on.
+	obey(1001)
+	f.nn.wait("that the block is not here", func() bool { return told() == 2 })
+}
+
 func TestRefusedDeletionIsTold(t *testing.T) {
 	f := newFixture(t, 1, nil)
 	n, data := f.nodes[0], random(1, 1000)

@@ -368,7 +368,7 @@ func (dn *DataNode) obey(commands []*clusterpb.Command) error {
 		case clusterpb.Command_REPORT:
 			dn.reportAll()
 		case clusterpb.Command_DELETE:
-			dn.deletions.add(b.GetId(), b.GetGeneration(), dn.directoryOf(b), func() { dn.delete(b) })
+			dn.deleteSoon(b)
 		case clusterpb.Command_REPLICATE:
 			dn.copies.add(b.GetId(), b.GetGeneration(), dn.directoryOf(b), func() {
 				if err := dn.replicate(cmd); err != nil {
@@ -405,16 +405,38 @@ func (dn *DataNode) directoryOf(b *clusterpb.Block) int {
 	return r.Storage()
 }
 
-func (dn *DataNode) delete(b *clusterpb.Block) {
-	err := dn.store.Delete(b.GetId(), b.GetGeneration())
+// deleteSoon has the replica deleted that is here now. The order may be the repetition of one that is
+// done: a copy that comes after it is not meant, nor one that is under way, of which the NameNode does
+// not know.
+func (dn *DataNode) deleteSoon(b *clusterpb.Block) {
+	r, err := dn.store.Get(b.GetId())
+	switch {
+	case err != nil:
+		dn.deleted(b)
+	case !r.Hidden():
+		dn.deletions.add(b.GetId(), b.GetGeneration(), r.Storage(), func() { dn.delete(r, b) })
+	}
+}
+
+func (dn *DataNode) delete(r *store.Replica, b *clusterpb.Block) {
+	err := r.Delete(b.GetGeneration())
 	dn.noteDisk(err)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
+	if errors.Is(err, store.ErrNotFound) {
+		if _, err := dn.store.Get(b.GetId()); err == nil {
+			return // another one has come
+		}
+	} else if err != nil {
 		dn.log.Warn("deletion ordered by the NameNode failed", "block", b.GetId(), "err", err)
 		if errors.Is(err, store.ErrGeneration) {
 			dn.tellNewer(b.GetId())
 		}
 		return
 	}
+	dn.deleted(b)
+}
+
+// deleted tells the NameNode that a block is not here.
+func (dn *DataNode) deleted(b *clusterpb.Block) {
 	dn.names.mu.Lock()
 	delete(dn.names.corrupt, b.GetId())
 	dn.names.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/errors/oserror"
@@ -19,6 +20,8 @@ type Replica struct {
 	vol   *volume // where its files are
 	id    uint64
 	sum   transfer.Checksum
+
+	hidden atomic.Bool // it is Temporary, for whoever can't wait for mu
 
 	// op is held by whoever changes what the replica is: a new writer, a
 	// recovery, a deletion.
@@ -56,6 +59,9 @@ type Info struct {
 	// finalized: what was acknowledged without hsync may be missing.
 	Torn bool
 }
+
+// Hidden tells whether the replica is [Temporary]. It waits for nobody.
+func (r *Replica) Hidden() bool { return r.hidden.Load() }
 
 // Storage is the index of the replica's directory in [Config].Dirs.
 func (r *Replica) Storage() int { return r.vol.index }

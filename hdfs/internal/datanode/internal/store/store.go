@@ -248,15 +248,21 @@ func (s *Store) Delete(id, gen uint64) error {
 	if err != nil {
 		return err
 	}
+	return r.Delete(gen)
+}
+
+// Delete is [Store.Delete] of this replica: if another one has come in its place, that stays, and the
+// error wraps [ErrNotFound].
+func (r *Replica) Delete(gen uint64) error {
 	r.op.Lock()
 	defer r.op.Unlock()
 	if info := r.Info(); info.Generation > gen {
-		return fmt.Errorf("delete block %d at generation %d: %w: here it has %d", id, gen, ErrGeneration, info.Generation)
+		return fmt.Errorf("delete block %d at generation %d: %w: here it has %d", r.id, gen, ErrGeneration, info.Generation)
 	}
 	if err := r.stopWriter(); err != nil {
-		return fmt.Errorf("delete block %d: %w", id, err)
+		return fmt.Errorf("delete block %d: %w", r.id, err)
 	}
-	return s.drop(r)
+	return r.store.drop(r)
 }
 
 // drop removes a replica without a writer; r.op is held.

@@ -81,6 +81,7 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 	r := &Replica{store: s, vol: v, id: id, gen: gen, sum: sum, state: BeingWritten}
 	if temporary {
 		r.state = Temporary
+		r.hidden.Store(true)
 	}
 	w := &Writer{r: r, interrupt: interrupt, done: make(chan struct{}), syncedTo: -1, fresh: true}
 	r.writer = w
@@ -630,6 +631,7 @@ func (w *Writer) Finalize(sync bool) (err error) {
 		return fmt.Errorf("finalize block %d: %w", r.id, ErrNotFound)
 	}
 	r.state = Finalized
+	r.hidden.Store(false)
 	r.synced = sync // the slot too, not only what it tells of
 	r.visible, r.visibleTail = r.length, r.tail
 	return nil
@@ -660,6 +662,7 @@ func (w *Writer) Publish() (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state = BeingWritten
+	r.hidden.Store(false)
 	r.visible, r.visibleTail = r.length, r.tail
 	return nil
 }
