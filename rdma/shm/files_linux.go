@@ -84,8 +84,11 @@ func (qp *queuePair) giveFile(w want) error {
 		return qp.giveNothing(w)
 	}
 	fd, err := r.descriptor(true) // as it is: it has been opened for reading
-	if errors.Is(err, rdma.ErrClosed) || rdma.Temporary(err) {
-		return qp.giveNothing(w) // for want of descriptors, say: the peer reads by messages
+	if errors.Is(err, rdma.ErrClosed) {
+		return qp.giveNothing(w)
+	}
+	if rdma.Temporary(err) { // for want of descriptors, say: the peer reads by messages, and has not guessed
+		return qp.conn.write(grant{want: w}.append(nil))
 	}
 	if err != nil {
 		return err

@@ -254,6 +254,28 @@ func TestFileWithoutDescriptors(t *testing.T) {
 	}
 }
 
+// A peer of another user who asks for a file while the owner has no descriptor for it does not guess
+// keys, however often it asks.
+func TestFileOfOthersWithoutDescriptors(t *testing.T) {
+	a, b := connectOthers(t)
+	s, err := b.qp.(rdma.FileQueuePair).ShareFile(int(fileOf(t, []byte("contents")).Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	reader, p := a.qp.(rdma.FileQueuePair), make([]byte, 8)
+	rdmatest.WithoutDescriptors(t, func() {
+		for range maxMisses + 1 {
+			if _, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
+				t.Fatalf("without descriptors: %v", err)
+			}
+		}
+	})
+	if n, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); n != len(p) || err != nil {
+		t.Errorf("with descriptors again: %d bytes, %v", n, err)
+	}
+}
+
 // late has a's queue pair take the grant of what b has closed before, as it comes if what tells
 // of the end overtakes it.
 func late(t *testing.T, a *side, g grant, fd int) {
