@@ -123,6 +123,7 @@ func TestGraceOfRequests(t *testing.T) {
 	}
 	old, fresh := next(), next()
 	old.came = old.came.Add(-requestGrace)
+	fresh.came = fresh.came.Add(time.Hour)
 	p.giveWay()
 	p.giveWay()
 	if !p.heard(old) || p.heard(fresh) {
