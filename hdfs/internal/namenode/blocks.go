@@ -320,10 +320,14 @@ func (m *blockMap) wake(id uint64) {
 	delete(m.waiting, id)
 }
 
-// followed notes that another block follows this one, whose generation and length are final from now on.
+// followed notes that another block follows this one, whose generation and length are final from now on. It
+// runs while the entry is applied: also of a call that did not wait for that.
 func (m *blockMap) followed(b namespace.BlockInfo) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.started.IsZero() {
+		return // replaying the log
+	}
 	m.unreported.add(b.ID)
 	m.noteReported(b)
 }

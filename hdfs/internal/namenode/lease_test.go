@@ -14,6 +14,8 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 	"github.com/verbena-data/verbena/hdfs/internal/statuses"
 )
 
@@ -578,6 +580,32 @@ func TestHolderThatComesBackKeepsTheBlock(t *testing.T) {
 				t.Fatalf("closed %t with %d bytes, want 40", r.closed("/f"), r.length("/f"))
 			}
 		})
+	}
+}
+
+// A block that is added after its call has given up, as on a disk that was full for a while, makes the
+// file wait for the one before it, as any other does.
+func TestBlockAddedAfterItsCall(t *testing.T) {
+	r := newRig(t)
+	d := r.datanode(1)
+	r.check()
+	r.create("/f", "w", 1)
+	first := r.addBlock("/f", "w", nil).GetB()
+	first.NumBytes = proto.Uint64(1024)
+	stamp := must[uint64](t)(r.nn.stamp(r.as("root")))
+	res := must[namespace.Result](t)(r.nn.propose(r.as("root"), &nspb.Entry{
+		Caller: r.nn.callFrom(r.as("root")).caller, Limits: r.nn.blockLimits, Op: &nspb.Entry_AddBlock{AddBlock: &nspb.AddBlock{
+			Path: proto.String("/f"), Holder: proto.String("w"), Previous: extended(first), Generation: &stamp, Targets: []string{d.uuid},
+		}},
+	}))
+	last := &hdfspb.ExtendedBlockProto{PoolId: first.PoolId, BlockId: &res.Block.ID, GenerationStamp: &res.Block.Generation, NumBytes: proto.Uint64(10)}
+	d.receive(last)
+	if r.complete("/f", "w", last) {
+		t.Error("the file was closed before its first block was reported")
+	}
+	d.receive(first)
+	if !r.complete("/f", "w", last) {
+		t.Error("the file was not closed")
 	}
 }
 

@@ -98,11 +98,16 @@ func (s *state) applyOne(e logEntry) (namespace.Result, error) {
 	if s.failed != nil {
 		return namespace.Result{}, s.failed
 	}
+	previous := e.GetAddBlock().GetPrevious().GetId()
+	before, _ := s.ns.Block(previous)
 	res, err := s.ns.Apply(e.Entry)
 	var refused *exception.Error
 	if err != nil && !errors.As(err, &refused) {
 		s.failed = err
 		return namespace.Result{}, err
+	}
+	if b, ok := s.ns.Block(previous); ok && before.Writing && !b.Writing {
+		s.blocks.followed(b)
 	}
 	s.blocks.changed(s.ns, res.Touched, res.Removed)
 	return res, err

@@ -52,9 +52,6 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 			nn.blocks.unplace(op.Targets)
 			return nil, err
 		}
-		if prev := req.GetPrevious(); prev != nil && last.Construction != nil {
-			nn.blocks.followed(namespace.BlockInfo{ID: prev.GetBlockId(), Generation: prev.GetGenerationStamp(), Length: prev.GetNumBytes()})
-		}
 	}
 	// What comes before the new block: all that there was, and the last block at
 	// the length that the client has just told.
