@@ -301,13 +301,11 @@ func (a *attacker) ringsUntrusted(ctx context.Context, number int) (err error) {
 
 // dataReads is what an honest reader of long ranges does; it may be stopped and killed.
 func (a *attacker) dataReads(ctx context.Context, number int) (err error) {
-	dialer := hdfs.NewDialer(a.runtime, a.transport(number))
-	defer func() { err = errors.Join(err, dialer.Close()) }()
-	c, err := newFilesClient(a.nameNode, dialer)
+	c, leave, err := a.filesClient(number)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer func() { err = errors.Join(err, leave()) }()
 	name, content := fmt.Sprintf("/read-%d", number), noise(6<<20)
 	w, err := c.Create(ctx, name, hdfs.CreateOptions{Replace: true, BlockSize: 8 << 20})
 	if err != nil {
@@ -332,13 +330,11 @@ func (a *attacker) dataReads(ctx context.Context, number int) (err error) {
 
 // dataWrites is what an honest writer does; it may be stopped and killed.
 func (a *attacker) dataWrites(ctx context.Context, number int) (err error) {
-	dialer := hdfs.NewDialer(a.runtime, a.transport(number))
-	defer func() { err = errors.Join(err, dialer.Close()) }()
-	c, err := newFilesClient(a.nameNode, dialer)
+	c, leave, err := a.filesClient(number)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer func() { err = errors.Join(err, leave()) }()
 	for i := 0; ctx.Err() == nil; i++ {
 		if err := c.WriteFile(ctx, fmt.Sprintf("/attack/%d-%d", number, i%4), noise(3<<20), 0o644); err != nil {
 			return err
@@ -346,6 +342,15 @@ func (a *attacker) dataWrites(ctx context.Context, number int) (err error) {
 		a.done.Add(1)
 	}
 	return ctx.Err()
+}
+
+// filesClient is an honest client over the transport of one of the attackers; leave closes it.
+func (a *attacker) filesClient(number int) (c *hdfs.Client, leave func() error, err error) {
+	dialer := hdfs.NewDialer(a.runtime, a.transport(number))
+	if c, err = newFilesClient(a.nameNode, dialer); err != nil {
+		return nil, nil, errors.Join(err, dialer.Close())
+	}
+	return c, func() error { return errors.Join(c.Close(), dialer.Close()) }, nil
 }
 
 func newFilesClient(nameNode string, dialer *hdfs.Dialer) (*hdfs.Client, error) {
