@@ -230,49 +230,37 @@ func TestReadableFilesOfOthers(t *testing.T) {
 	}
 }
 
-// Without a descriptor for it an owner gives no file, and the connection goes on.
+// Without a descriptor for it an owner gives no file, and the connection goes on. A peer of another
+// user who asks meanwhile does not guess keys, however often it asks.
 func TestFileWithoutDescriptors(t *testing.T) {
-	a, b := twoSides(t)
-	s, err := b.qp.(rdma.FileQueuePair).ShareFile(int(fileOf(t, []byte("contents")).Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	reader, p := a.qp.(rdma.FileQueuePair), make([]byte, 8)
-	rdmatest.WithoutDescriptors(t, func() {
-		if _, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
-			t.Errorf("without descriptors: %v", err)
-		}
-	})
-	if n, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); n != len(p) || err != nil {
-		t.Errorf("with descriptors again: %d bytes, %v", n, err)
-	}
-	for _, side := range []*side{a, b} {
-		if err := side.qp.Err(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// A peer of another user who asks for a file while the owner has no descriptor for it does not guess
-// keys, however often it asks.
-func TestFileOfOthersWithoutDescriptors(t *testing.T) {
-	a, b := connectOthers(t)
-	s, err := b.qp.(rdma.FileQueuePair).ShareFile(int(fileOf(t, []byte("contents")).Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	reader, p := a.qp.(rdma.FileQueuePair), make([]byte, 8)
-	rdmatest.WithoutDescriptors(t, func() {
-		for range maxMisses + 1 {
-			if _, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
-				t.Fatalf("without descriptors: %v", err)
+	for name, c := range map[string]struct {
+		connect func(*testing.T) (a, b *side)
+		asks    int
+	}{"the same user": {twoSides, 1}, "another user": {connectOthers, maxMisses + 1}} {
+		t.Run(name, func(t *testing.T) {
+			a, b := c.connect(t)
+			s, err := b.qp.(rdma.FileQueuePair).ShareFile(int(fileOf(t, []byte("contents")).Fd()))
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-	})
-	if n, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); n != len(p) || err != nil {
-		t.Errorf("with descriptors again: %d bytes, %v", n, err)
+			defer s.Close()
+			reader, p := a.qp.(rdma.FileQueuePair), make([]byte, 8)
+			rdmatest.WithoutDescriptors(t, func() {
+				for range c.asks {
+					if _, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
+						t.Fatalf("without descriptors: %v", err)
+					}
+				}
+			})
+			if n, err := reader.ReadPeerFile(t.Context(), s.Key(), p, 0); n != len(p) || err != nil {
+				t.Errorf("with descriptors again: %d bytes, %v", n, err)
+			}
+			for _, side := range []*side{a, b} {
+				if err := side.qp.Err(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }
 
