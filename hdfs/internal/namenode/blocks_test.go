@@ -154,7 +154,7 @@ func TestCopyIsRetried(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(2)
 	b := r.write("/f", 1, 100, dns...)
-	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(2)}))
+	r.replicate("/f", 2)
 	r.clock.advance(6 * time.Second)
 	r.check()
 	// The command is lost with the heartbeat's answer.
@@ -258,7 +258,7 @@ func TestReplicaToBeDeletedDoesNotCount(t *testing.T) {
 	goes.room = 1 << 30
 	goes.storages = []*clusterpb.Storage{{Id: proto.String("DS-1"), Capacity: proto.Uint64(2 << 40), Remaining: &goes.room}} // told by enroll, too
 	r.turn(dns)
-	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+	r.replicate("/f", 1)
 	r.clock.advance(6 * time.Second)
 	r.check()
 	goes.enroll()
@@ -350,7 +350,7 @@ func TestDeletionsThatWaitedSpareTheLastReplica(t *testing.T) {
 			dns := r.datanodes(3)
 			b := r.write("/f", 3, 100, dns...)
 			stray := r.write("/stray", 3, 100, dns...)
-			must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+			r.replicate("/f", 1)
 			must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/stray"), Recursive: proto.Bool(false)}))
 			r.clock.advance(6 * time.Second)
 			r.check()
@@ -381,7 +381,7 @@ func TestDoubtEndsWithTheFile(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(2)
 	b := r.write("/f", 2, 100, dns...)
-	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+	r.replicate("/f", 1)
 	r.clock.advance(6 * time.Second)
 	r.check()
 	m := r.nn.blocks
@@ -426,7 +426,7 @@ func TestLateCopiesAreGivenUp(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(2)
 	b := r.write("/f", 1, 100, dns...)
-	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(2)}))
+	r.replicate("/f", 2)
 	r.clock.advance(6 * time.Second)
 	r.check()
 	r.nn.blocks.freeze(true)
@@ -1059,7 +1059,7 @@ func TestPostponedSurplusIsDeleted(t *testing.T) {
 	dns := r.datanodes(2)
 	b := r.write("/f", 2, 100, dns...)
 	dns[0].enroll()
-	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+	r.replicate("/f", 1)
 	r.clock.advance(6 * time.Second)
 	r.check()
 	dns[1].heartbeat(dns)

@@ -141,6 +141,12 @@ func (r *rig) locations(path string) *hdfspb.LocatedBlocksProto {
 	return must[*hdfspb.GetBlockLocationsResponseProto](r.t)(r.nn.getBlockLocations(r.as("root"), &hdfspb.GetBlockLocationsRequestProto{Src: &path, Offset: proto.Uint64(0), Length: proto.Uint64(1 << 40)})).GetLocations()
 }
 
+// replicate has a file have n replicas of each block, in time.
+func (r *rig) replicate(path string, n uint32) {
+	r.t.Helper()
+	must[*hdfspb.SetReplicationResponseProto](r.t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: &path, Replication: &n}))
+}
+
 // write makes a closed file of one block of the given length and returns its block.
 func (r *rig) write(path string, replication uint32, length uint64, dns ...*fakeDatanode) *hdfspb.ExtendedBlockProto {
 	r.t.Helper()

@@ -206,7 +206,7 @@ func TestSafeModeStopsDeletionsAndCopies(t *testing.T) {
 		turns()
 		must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/gone"), Recursive: proto.Bool(false)}))
 		for path, n := range map[string]uint32{"/fewer": 1, "/more": 3} {
-			must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: &path, Replication: &n}))
+			r.replicate(path, n)
 		}
 		freeze(true)
 		dns[0].receive(stray) // it has been deleted, and is here again
