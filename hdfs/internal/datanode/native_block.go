@@ -694,11 +694,15 @@ func (b *nativeBlock) Take(m *verbena.Message) {
 		b.mu.Unlock()
 		b.settle()
 	case kind == native.Ack && behind:
-		if err := native.ParseAck(m.Bytes(), &b.reply); err != nil {
+		err := native.ParseAck(m.Bytes(), &b.reply)
+		if err == nil {
+			err = allReply(&b.reply, b.op)
+		}
+		if err != nil {
 			b.mirrorFailed(err)
 			return
 		}
-		if !b.reply.OK() || len(b.reply.Replies) != len(b.op.GetTargets()) {
+		if !b.reply.OK() {
 			replies := append([]hdfspb.Status{hdfspb.Status_SUCCESS}, b.reply.Replies...)
 			b.failWith(fmt.Errorf("DataNode %s or one behind it: %v", b.mirror.Address(), b.reply.Replies), replies[:min(len(replies), native.MaxReplies)]...)
 			return

@@ -478,6 +478,15 @@ func (rc *receiver) readDown(pa *pendingAck, down *transfer.Ack) error {
 	if down.Seqno != pa.seqno {
 		return fmt.Errorf("%w: DataNode %s acknowledges packet %d, due is %d", transfer.ErrMalformed, rc.mirrorAddr, down.Seqno, pa.seqno)
 	}
+	return allReply(down, rc.op)
+}
+
+// allReply returns an error if a yes of the DataNodes behind is not of each of them: nobody has said
+// that the others have the packet. A no need not be of all.
+func allReply(down *transfer.Ack, op *hdfspb.OpWriteBlockProto) error {
+	if n, nodes := len(down.Replies), len(op.GetTargets()); down.OK() && n != nodes {
+		return fmt.Errorf("%w: acknowledgement of %d DataNodes, there are %d", transfer.ErrMalformed, n, nodes)
+	}
 	return nil
 }
 

@@ -218,8 +218,8 @@ func blame(ack *transfer.Ack, nodes []*hdfspb.DatanodeInfoProto) *failure {
 			return &failure{bad: i, err: fmt.Errorf("DataNode %s answers %v", data.Name(nodes[i]), reply)}
 		}
 	}
-	if n := len(ack.Replies); n < len(nodes) {
-		return &failure{bad: n, err: fmt.Errorf("%w: acknowledgement of %d DataNodes, there are %d", transfer.ErrMalformed, n, len(nodes))}
+	if n := len(ack.Replies); n != len(nodes) {
+		return &failure{bad: min(n, len(nodes)-1), err: fmt.Errorf("%w: acknowledgement of %d DataNodes, there are %d", transfer.ErrMalformed, n, len(nodes))}
 	}
 	return nil
 }

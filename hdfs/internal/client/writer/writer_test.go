@@ -197,6 +197,7 @@ func TestRecoveryOfTheEnd(t *testing.T) {
 func TestMalformedAcknowledgements(t *testing.T) {
 	for name, wrong := range map[string]*transfer.Ack{
 		"too few":       {Seqno: 2, Replies: make([]hdfspb.Status, 1)},
+		"too many":      {Seqno: 2, Replies: make([]hdfspb.Status, 4)},
 		"another":       {Seqno: 3, Replies: make([]hdfspb.Status, 3)},
 		"an old one":    {Seqno: 0, Replies: make([]hdfspb.Status, 3)},
 		"of no packet":  {Seqno: -7, Replies: make([]hdfspb.Status, 3)},
