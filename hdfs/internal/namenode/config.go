@@ -149,7 +149,8 @@ type Config struct {
 	DeleteRetry     time.Duration
 	RecoveryTimeout time.Duration
 	// CompleteWait is how long complete waits for the report of the last
-	// block before it tells the client to ask again. Default 5 s.
+	// block, and addBlock for that of the one before it, before the client is
+	// told to ask again. Default 5 s.
 	CompleteWait time.Duration
 
 	// LeaseSoftLimit is how long after its last renewal a writer's file is safe

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -606,6 +607,66 @@ func TestBlockAddedAfterItsCall(t *testing.T) {
 	d.receive(first)
 	if !r.complete("/f", "w", last) {
 		t.Error("the file was not closed")
+	}
+}
+
+// As in HDFS a file gets no block while the one before its last has never been reported. A repeated call
+// gets the block that the first got all the same.
+func TestAddBlockWaitsForTheOneBeforeTheLast(t *testing.T) {
+	r := newRig(t)
+	d := r.datanode(1)
+	r.create("/f", "w", 1)
+	filled := func(b *hdfspb.ExtendedBlockProto) *hdfspb.ExtendedBlockProto {
+		b.NumBytes = proto.Uint64(1024)
+		return b
+	}
+	first := filled(r.addBlock("/f", "w", nil).GetB())
+	second := filled(r.addBlock("/f", "w", first).GetB())
+	if again := r.addBlock("/f", "w", first).GetB(); again.GetBlockId() != second.GetBlockId() {
+		t.Errorf("asked again: block %d, want %d", again.GetBlockId(), second.GetBlockId())
+	}
+	third := func(path string) (*hdfspb.AddBlockResponseProto, error) {
+		return r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: &path, ClientName: proto.String("w"), Previous: second})
+	}
+	_, err := third("/f")
+	wantClass(t, err, exception.NotReplicatedYet)
+	d.receive(second) // it is the first that is asked about
+	_, err = third("/f")
+	wantClass(t, err, exception.NotReplicatedYet)
+	d.receive(first)
+	d.changed(clusterpb.ReplicaChange_DELETED, d.replicas[first.GetBlockId()]) // once is enough
+	if _, err := third("/f"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The call that waits for the report of an earlier block goes on with it.
+func TestAddBlockGoesOnWithTheReport(t *testing.T) {
+	r := newRig(t)
+	r.nn.Close()
+	r.open(func(c *Config) { c.CompleteWait = time.Minute })
+	d := r.datanode(1)
+	r.create("/f", "w", 1)
+	first := r.addBlock("/f", "w", nil).GetB()
+	first.NumBytes = proto.Uint64(1024)
+	second := r.addBlock("/f", "w", first).GetB()
+	second.NumBytes = proto.Uint64(1024)
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/f"), ClientName: proto.String("w"), Previous: second})
+		done <- err
+	}()
+	waits := func() bool {
+		r.nn.blocks.mu.Lock()
+		defer r.nn.blocks.mu.Unlock()
+		return len(r.nn.blocks.waiting[first.GetBlockId()]) == 1
+	}
+	for !waits() && len(done) == 0 {
+		runtime.Gosched()
+	}
+	d.receive(first)
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -78,7 +78,7 @@ func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAd
 		err  error
 	)
 	nn.read(func(ns *namespace.Namespace) {
-		file, last, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName())
+		file, last, _, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName())
 	})
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
@@ -30,11 +31,12 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 	var (
 		file    namespace.Status
 		last    namespace.Block
+		before  namespace.Block
 		res     namespace.Result
 		changes bool
 	)
 	nn.read(func(ns *namespace.Namespace) {
-		if file, last, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName()); err == nil {
+		if file, last, before, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName()); err == nil {
 			res, changes, err = ns.Check(e)
 		}
 	})
@@ -43,6 +45,9 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 	}
 	if changes {
 		if err := checkStorage(req.GetSrc(), file); err != nil {
+			return nil, err
+		}
+		if err := nn.reportedSoon(ctx, req.GetSrc(), before); err != nil {
 			return nil, err
 		}
 		if op.Targets, err = nn.placeSoon(ctx, req, file, c.host); err != nil {
@@ -143,6 +148,30 @@ func (nn *NameNode) complete(ctx context.Context, req *hdfspb.CompleteRequestPro
 		return nil, err
 	}
 	return &hdfspb.CompleteResponseProto{Result: proto.Bool(res.OK)}, nil
+}
+
+// reportedSoon waits until a DataNode has reported a replica of the block before a file's last one. As in HDFS
+// a file grows no further before that: else a writer whose DataNodes lose what they take would go on for ever.
+func (nn *NameNode) reportedSoon(ctx context.Context, src string, b namespace.Block) error {
+	var limit <-chan time.Time
+	for {
+		wait, cancel := nn.unreported([]namespace.Block{b}, nil)
+		if wait == nil {
+			return nil
+		}
+		if limit == nil {
+			limit = time.After(nn.cfg.CompleteWait)
+		}
+		select {
+		case <-wait:
+		case <-limit:
+			cancel()
+			return exception.New(exception.NotReplicatedYet, "Not replicated yet: %s", src)
+		case <-ctx.Done():
+			cancel()
+			return fmt.Errorf("namenode: add a block to %s: wait for a DataNode to report block %d: %w", src, b.ID, context.Cause(ctx))
+		}
+	}
 }
 
 // unreported returns something to wait for if a block has no replica yet that its file needs to be closed.

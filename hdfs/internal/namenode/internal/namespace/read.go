@@ -301,17 +301,21 @@ func (ns *Namespace) Written(c Caller, path string, id uint64, holder string) (F
 	return FileBlocks{Status: ns.status(n), Holder: holder, Blocks: ns.blocksOf(n.file)}, nil
 }
 
-// WrittenEnd is Written with none but the last block: files may have very many.
-func (ns *Namespace) WrittenEnd(c Caller, path string, id uint64, holder string) (s Status, last Block, err error) {
+// WrittenEnd is Written with none but the last block and the one before it, each zero if there is none:
+// files may have very many.
+func (ns *Namespace) WrittenEnd(c Caller, path string, id uint64, holder string) (s Status, last, before Block, err error) {
 	t := txn{ns: ns, caller: c}
 	n, err := t.writable(path, id, holder)
 	if err != nil {
-		return Status{}, Block{}, err
+		return Status{}, Block{}, Block{}, err
 	}
 	if b := ns.lastBlock(n.file); b != nil {
 		last = copyOf(b)
 	}
-	return ns.status(n), last, nil
+	if b := ns.secondLastBlock(n.file); b != nil {
+		before = copyOf(b)
+	}
+	return ns.status(n), last, before, nil
 }
 
 // Constructing returns a block that holder writes, and its file's id.
