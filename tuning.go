@@ -74,7 +74,7 @@ type TuningRow struct {
 var builtIn = []TuningRow{
 	{Transport: "shm", Architecture: "amd64", Tuning: shmOnAMD64, Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md); packet: files with three replicas (docs/benchmarks/hdfs.md); max-window: calls of 64 callers (docs/benchmarks/rpc.md); spin: 30us, or more where sleepers take longer to wake each other"},
 	{Transport: "shm", Tuning: shmOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
-	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback; packet, too: half of it takes a quarter longer; call-spin: docs/benchmarks/hdfs-data.md"},
+	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback; packet, too: half of it takes a quarter longer; call-spin: docs/benchmarks/hdfs-data.md; spin: 20us, or more where sleepers take longer to wake each other"},
 	{Transport: "iwarp", Tuning: iwarpOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
 	{Transport: "ibverbs", Tuning: unmeasured, Source: "inherited: no adapter has been measured; 16 KiB is four packets of InfiniBand's greatest MTU; packet from shm"},
 	{Transport: TransportTCP, Source: "measured: fragments and packet over loopback; the rest is TCP's own",
@@ -265,28 +265,17 @@ func fitting(rows []TuningRow, transport, architecture string) (best TuningRow) 
 }
 
 // DefaultTuningOf returns the row of the built-in table that a transport has on this
-// architecture. Over shm Spin is longer where sleepers take long to wake each other, which is
-// measured when the process asks first, in some milliseconds.
+// architecture. Over shm and iwarp Spin is longer where sleepers take long to wake each other, which
+// is measured when the process asks first, in some milliseconds.
 func DefaultTuningOf(transport string) TuningRow {
 	row := fitting(builtIn, transport, runtime.GOARCH)
-	if row.Transport == "shm" {
-		row.Tuning.Spin = spinByWaking(row.Tuning.Spin, waking.RoundTrip)
+	switch row.Transport {
+	case "shm":
+		row.Tuning.Spin = waking.Outlasting(row.Tuning.Spin, 1)
+	case "iwarp":
+		row.Tuning.Spin = waking.Outlasting(row.Tuning.Spin, waking.BySocket)
 	}
 	return row
-}
-
-// longestSpin is the longest that spinByWaking makes of Spin.
-const longestSpin = 150 * time.Microsecond
-
-// spinByWaking is the greater one of least and of what two threads that sleep take to wake
-// each other, if that is known. A worker who polls for less sleeps before the next request of a
-// caller who had to be woken for the last answer, and then both sleep every time (decision 0106).
-func spinByWaking(least time.Duration, roundTrip func() (time.Duration, bool)) time.Duration {
-	d, ok := roundTrip()
-	if !ok {
-		return least
-	}
-	return max(least, min(d.Round(time.Microsecond), longestSpin))
 }
 
 // override returns t with the fields that o sets.

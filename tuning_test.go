@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/waking"
 )
 
 func TestTuningFromText(t *testing.T) {
@@ -216,38 +217,24 @@ func awaitNobodyPolls(t *testing.T) {
 	}
 }
 
-func TestSpinByWaking(t *testing.T) {
-	for _, c := range []struct {
-		what      string
-		roundTrip time.Duration
-		known     bool
-		want      time.Duration
-	}{
-		{"fast", 6 * time.Microsecond, true, 30 * time.Microsecond},
-		{"slow", 71500 * time.Nanosecond, true, 72 * time.Microsecond},
-		{"busy", 3 * time.Millisecond, true, 150 * time.Microsecond},
-		{"not known", 0, false, 30 * time.Microsecond},
+// What is measured is where the built-in table is, behind all others.
+func TestSpinIsMeasured(t *testing.T) {
+	for transport, want := range map[string]time.Duration{
+		"shm":   waking.Outlasting(shmOnAMD64.Spin, 1),
+		"iwarp": waking.Outlasting(iwarpOnAMD64.Spin, waking.BySocket),
 	} {
-		got := spinByWaking(30*time.Microsecond, func() (time.Duration, bool) { return c.roundTrip, c.known })
-		if got != c.want {
-			t.Errorf("%s: %v, want %v", c.what, got, c.want)
+		measured := DefaultTuningOf(transport).Tuning.Spin
+		if measured != want {
+			t.Errorf("%s: %v, want %v", transport, measured, want)
+		}
+		if got := tune(transport).Spin; got != measured {
+			t.Errorf("%s: %v without a table, the row has %v", transport, got, measured)
+		}
+		if got := tune(transport, TuningTable{transport: {Spin: 5 * time.Microsecond}}).Spin; got != 5*time.Microsecond {
+			t.Errorf("%s: %v, set was 5us", transport, got)
 		}
 	}
-}
-
-// What is measured is where the built-in table is, behind all others.
-func TestSpinOverShmIsMeasured(t *testing.T) {
-	measured := DefaultTuningOf("shm").Tuning.Spin
-	if measured < shmOnAMD64.Spin || measured > longestSpin {
-		t.Errorf("%v", measured)
-	}
-	if got := tune("shm").Spin; got != measured {
-		t.Errorf("%v without a table, the row has %v", got, measured)
-	}
-	if got := tune("shm", TuningTable{"shm": {Spin: 5 * time.Microsecond}}).Spin; got != 5*time.Microsecond {
-		t.Errorf("%v, set was 5us", got)
-	}
-	if got := DefaultTuningOf("iwarp").Tuning.Spin; got != iwarpOnAMD64.Spin {
-		t.Errorf("iwarp has %v", got)
+	if got := DefaultTuningOf("ibverbs").Tuning.Spin; got != unmeasured.Spin {
+		t.Errorf("ibverbs has %v", got)
 	}
 }

@@ -1,4 +1,5 @@
-// Package waking measures how long it takes two threads that sleep to wake each other.
+// Package waking measures how long it takes two threads that sleep to wake each other, and so
+// how long polling pays.
 //
 // It is 50 to 70 us on a virtual machine within another one, whose host has to be asked to wake
 // a processor that rests. Who polls for less than that while his peer has to be woken polls in
@@ -20,6 +21,29 @@ const (
 	// longest is how long all may take: on a busy machine they end with what they have.
 	longest = 20 * time.Millisecond
 )
+
+// most is the longest that Outlasting tells to poll.
+const most = 150 * time.Microsecond
+
+// BySocket is how many round trips of threads one by sockets takes: the kernel's network and Go's
+// poller take as long again as a processor that has to wake.
+const BySocket = 2
+
+// Outlasting is how long to poll where a peer may have to be woken first: so many RoundTrips, at
+// least for as long as least, and at most 150 us. Who polls for less sleeps before the next
+// request of a peer that had to be woken for the last answer, and then both sleep every time
+// (decisions 0106 and 0108).
+func Outlasting(least time.Duration, trips int) time.Duration {
+	return outlasting(least, trips, RoundTrip)
+}
+
+func outlasting(least time.Duration, trips int, roundTrip func() (time.Duration, bool)) time.Duration {
+	d, ok := roundTrip()
+	if !ok {
+		return least
+	}
+	return max(least, min((time.Duration(trips)*d).Round(time.Microsecond), most))
+}
 
 // RoundTrip is the time in which a thread on one processor wakes another one, on the last that
 // the process may have, sleeps, and is woken by it: the lower quartile of some rounds, which are

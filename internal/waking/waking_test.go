@@ -59,3 +59,24 @@ func TestUsual(t *testing.T) {
 		t.Errorf("%v, %v of 1 to %d", d, ok, rounds)
 	}
 }
+
+func TestOutlasting(t *testing.T) {
+	for _, c := range []struct {
+		what      string
+		trips     int
+		roundTrip time.Duration
+		known     bool
+		want      time.Duration
+	}{
+		{"fast", 1, 6 * time.Microsecond, true, 30 * time.Microsecond},
+		{"slow", 1, 71500 * time.Nanosecond, true, 72 * time.Microsecond},
+		{"slow sockets", 2, 41400 * time.Nanosecond, true, 83 * time.Microsecond},
+		{"busy", 1, 3 * time.Millisecond, true, 150 * time.Microsecond},
+		{"not known", 1, 0, false, 30 * time.Microsecond},
+	} {
+		got := outlasting(30*time.Microsecond, c.trips, func() (time.Duration, bool) { return c.roundTrip, c.known })
+		if got != c.want {
+			t.Errorf("%s: %v, want %v", c.what, got, c.want)
+		}
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/internal/liveness"
+	"github.com/verbena-data/verbena/internal/waking"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/cq"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
@@ -110,17 +111,17 @@ type socketStream struct {
 	abandoned *time.Timer // ends the wait then
 	further   *time.Timer // reads what a PostRecv has left
 	tcp       bool
-	expects   bool // another one soon: the last bytes have completed something, or asked for a Read
-	owes      bool // a turn to others, who may have been told of something
-	unheard   int  // reads of the socket since one that the scheduler has heard of
-	looks     int  // for more, before the reader sleeps
-	rare      int  // times without looks
+	expects   bool          // another one soon: the last bytes have completed something, or asked for a Read
+	owes      bool          // a turn to others, who may have been told of something
+	unheard   int           // reads of the socket since one that the scheduler has heard of
+	patient   time.Duration // how long the reader looks for more before it sleeps
+	rare      int           // times without looks
 
 	lowat    int           // SO_RCVLOWAT if it was set
 	quiet    atomic.Bool   // changed by the holder of reading
 	polls    atomic.Uint32 // since the last Rest
-	fast     uint32        // polls at the time of began
-	began    time.Time
+	fast     uint32        // polls at the time of counted
+	counted  time.Time
 	stage    *stage // while quiet
 	watchdog *time.Timer
 
@@ -173,7 +174,7 @@ func newStream(conn net.Conn, q *queuePair) stream {
 	if err != nil {
 		return newPlainStream(conn, q.done)
 	}
-	s := &socketStream{conn: conn, raw: raw, pair: q, looks: mostLooks}
+	s := &socketStream{conn: conn, raw: raw, pair: q, patient: mostPatient()}
 	_, s.tcp = conn.(*net.TCPConn)
 	s.onRead, s.onPoll, s.onPost, s.onWrite = s.readable, s.polled, s.posted, s.writable
 	s.onStir = func(fd uintptr) { s.wakeAt(fd, 1) }
@@ -221,6 +222,7 @@ func (s *socketStream) readable(fd uintptr) bool {
 	defer s.release()
 	stage := stages.Get().(*stage)
 	defer stages.Put(stage)
+	var began time.Time // to linger
 	for vain := 0; !s.over; {
 		// The deadline that failed sets is looked at before the next wait. A peer that
 		// sends faster than this side reads lets none come.
@@ -232,9 +234,9 @@ func (s *socketStream) readable(fd uintptr) bool {
 		}
 		if s.roundThenTell(fd, stage) {
 			if vain > 1 && s.expects {
-				s.looks = mostLooks // it was worth it
+				s.patient = mostPatient() // it was worth it
 			}
-			vain = 0
+			vain, began = 0, time.Time{}
 			continue
 		}
 		if s.engine.Waiting() {
@@ -243,7 +245,7 @@ func (s *socketStream) readable(fd uintptr) bool {
 		}
 		// In the middle of a segment more is on its way: to look again is cheaper
 		// than to be woken.
-		if vain++; (vain > patience || !s.engine.Within()) && !s.lingers(vain) {
+		if vain++; (vain > patience || !s.engine.Within()) && !s.lingers(&began) {
 			break
 		}
 		if vain == 1 && s.owes {
@@ -380,10 +382,10 @@ func (s *socketStream) polled(fd uintptr) {
 	}
 	if n := s.polls.Add(1); n%quietAfter == 0 && !s.quiet.Load() {
 		now := time.Now()
-		if n > quietAfter && now.Sub(s.began) < quietWithin {
+		if n > quietAfter && now.Sub(s.counted) < quietWithin {
 			s.hush(fd)
 		}
-		s.began = now
+		s.counted = now
 	}
 }
 
@@ -445,20 +447,26 @@ func (s *socketStream) watch() {
 	s.watchdog.Reset(quietCheck)
 }
 
-// lingers tells whether the reader looks again, after vain looks, at a socket whose last
-// bytes have completed something or asked for a Read. Looks that find nothing halve how many there are the next
-// time; when there are none, it tries again after retryLooks times.
-func (s *socketStream) lingers(vain int) bool {
+// lingers tells whether the reader looks again at a socket whose last bytes have completed
+// something or asked for a Read. It notes when that began. To have looked in vain halves for how
+// long it looks the next time; when a look takes longer, it tries again after retryLooks times.
+func (s *socketStream) lingers(began *time.Time) bool {
 	if !s.expects {
 		return false
 	}
-	if vain <= s.looks {
+	switch {
+	case s.patient == 0:
+	case began.IsZero():
+		*began = time.Now()
+		return true
+	case time.Since(*began) < s.patient:
 		return true
 	}
 	s.expects = false
-	if s.looks /= 2; s.looks == 0 {
+	if s.patient /= 2; s.patient < time.Microsecond {
+		s.patient = 0
 		if s.rare++; s.rare == retryLooks {
-			s.rare, s.looks = 0, mostLooks
+			s.rare, s.patient = 0, mostPatient()
 		}
 	}
 	return false
@@ -672,9 +680,12 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 	})
 }
 
-// mostLooks is how often the reader looks again for what may follow, such as the next
-// request: that takes some 20 us. retryLooks is how often it does not, once it was in vain.
-const mostLooks, retryLooks = 40, 64
+// mostPatient is for how long the reader looks for what may follow, such as the next request.
+// Whoever sends that may have to be woken for the last answer first.
+var mostPatient = sync.OnceValue(func() time.Duration { return waking.Outlasting(20*time.Microsecond, waking.BySocket) })
+
+// retryLooks is how often the reader does not look, once it was in vain.
+const retryLooks = 64
 
 // patience is how often the reader looks again in the middle of a segment.
 const patience = 8

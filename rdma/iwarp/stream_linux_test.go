@@ -276,32 +276,63 @@ func TestWakesInTheMiddle(t *testing.T) {
 }
 
 // TestLooksAgainAfterReads has a peer read once: the reader expects another Read, and looks
-// for it before it sleeps. Looks in vain halve how many there are the next time.
+// for it before it sleeps. Looks in vain halve for how long it looks the next time.
 func TestLooksAgainAfterReads(t *testing.T) {
 	const size = 4096
 	s := rawSide(t, size)
 	p := dialRaw(t, s, enhanced())
 	stream := s.qp.(*queuePair).connected.Load().stream.(*socketStream)
-	looks := func() int {
+	patient := func() time.Duration {
 		stream.reading.Lock()
 		defer stream.reading.Unlock()
-		return stream.looks
+		return stream.patient
 	}
-	if n := looks(); n != mostLooks {
-		t.Fatalf("%d looks before anything has come, want %d", n, mostLooks)
+	most := mostPatient()
+	if d := patient(); d != most {
+		t.Fatalf("looks for %v before anything has come, want %v", d, most)
 	}
 	r := wire.ReadRequest{SinkSTag: 1, Length: size, SourceSTag: s.memory.Key(), SourceOffset: s.memory.Address()}
 	p.write(fpdu(wire.Segment{Last: true, Opcode: wire.OpReadRequest, Queue: 1, MSN: 1}, r.Append(nil)))
 	if segment, data := p.next(); segment.Opcode != wire.OpReadResponse || len(data) != size {
 		t.Fatalf("%+v with %d bytes answers a Read", segment, len(data))
 	}
-	for begin := time.Now(); looks() == mostLooks; runtime.Gosched() {
+	for begin := time.Now(); patient() == most; runtime.Gosched() {
 		if time.Since(begin) > within {
 			t.Fatal("the reader does not look for another Read")
 		}
 	}
-	if n := looks(); n != mostLooks/2 {
-		t.Errorf("%d looks after vain ones, want %d", n, mostLooks/2)
+	if d := patient(); d != most/2 {
+		t.Errorf("looks for %v after vain looks, want %v", d, most/2)
+	}
+}
+
+// TestLooksRarely counts the times in which a reader looks that finds nothing: for half as long
+// each, then not at all, and once in 64 times as in the beginning.
+func TestLooksRarely(t *testing.T) {
+	s := socketStream{patient: mostPatient()}
+	looked := func() (any bool) {
+		s.expects = true
+		for began := (time.Time{}); s.lingers(&began); {
+			any = true
+		}
+		if s.expects {
+			t.Fatal("the reader expects more behind looks in vain")
+		}
+		return any
+	}
+	halves := 0
+	for d := mostPatient(); d >= time.Microsecond; d /= 2 {
+		if halves++; !looked() {
+			t.Fatalf("the reader does not look the %dth time", halves)
+		}
+	}
+	for n := 1; n < retryLooks; n++ { // the last one in vain was the first
+		if looked() {
+			t.Fatalf("the reader looks the %dth time behind %d in vain", n, halves)
+		}
+	}
+	if s.patient != mostPatient() || !looked() {
+		t.Errorf("it does not look behind %d times without", retryLooks)
 	}
 }
 
