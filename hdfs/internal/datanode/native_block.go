@@ -215,6 +215,9 @@ func (b *nativeBlock) requestMirror() (native.Verdict, *hdfspb.BlockOpResponsePr
 	if b.over { // the end has left the mirror
 		return native.Refused, refusedBy(hdfspb.Status_ERROR, to, errEnded)
 	}
+	if err := b.mirror.Takes(len(message)); err != nil {
+		return native.Unreachable, refusedBy(hdfspb.Status_ERROR_UNSUPPORTED, to, err)
+	}
 	b.mirror.Post(b.id, message)
 	return native.Accepted, nil
 }
@@ -456,6 +459,11 @@ func (b *nativeBlock) gather(m *verbena.Message) (write bool) {
 	}
 	var at time.Time
 	if mirror != nil {
+		if err := mirror.Takes(len(m.Bytes())); err != nil {
+			m.Release()
+			b.mirrorFailed(err)
+			return false
+		}
 		m.Retain()
 		mirror.Forward(b.id, &m.Buffer)
 		at = time.Now()

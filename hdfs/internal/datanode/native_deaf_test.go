@@ -3,8 +3,11 @@ package datanode
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
@@ -184,4 +187,40 @@ func TestSetUpsWithoutRoomAreAnsweredInTurn(t *testing.T) {
 		}
 		m.Release()
 	}
+}
+
+// The next DataNode may accept no message as long as a client sends. That ends the block, and no other one between the
+// two DataNodes.
+func TestPacketTooLongForTheNextDataNode(t *testing.T) {
+	f := newNatives(t, 2, func(i int, c *Config) {
+		if i == 1 {
+			rt, err := verbena.New(verbena.Config{MaxMessage: 4096})
+			must(t, err)
+			t.Cleanup(func() { must(t, rt.Close()) })
+			c.Native = &native.TableConfig{Runtime: rt}
+		}
+	})
+	c := dialNative(t, f.nodes[0])
+	for tag := uint32(1); tag <= 2; tag++ {
+		if v, resp := c.setUp(tag, writeOf(uint64(tag), f.nodes[1])); v != native.Accepted {
+			t.Fatal(resp)
+		}
+	}
+	short := packetsOf(random(1, 3000), 1000, 0, 1, 2)
+	c.send(1, short[0])
+	c.wantAck(1, 0)
+	c.send(2, packetsOf(random(2, 5000), 5000, 0)[0])
+	var a transfer.Ack
+	if must(t, native.ParseAck(c.next(2), &a)); a.OK() || len(a.Replies) != 2 || a.Replies[0] != hdfspb.Status_SUCCESS {
+		t.Errorf("acknowledgement %+v", a)
+	}
+	c.send(1, short[1])
+	c.wantAck(1, 1)
+	op := writeOf(3, f.nodes[1])
+	op.Header.ClientName = proto.String(strings.Repeat("c", 5000))
+	if v, resp := c.setUp(3, op); v != native.Unreachable || resp.GetFirstBadLink() != f.nodes[1].addr {
+		t.Errorf("verdict %d of a set-up that is too long: %v", v, resp)
+	}
+	c.send(1, short[2])
+	c.wantAck(1, 2)
 }

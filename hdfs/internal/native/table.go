@@ -425,6 +425,15 @@ type Conn struct {
 // Address is what was dialled, host:port.
 func (c *Conn) Address() string { return c.address }
 
+// Takes returns an error if the peer accepts no message of so many bytes. Whoever posts or forwards a message that
+// somebody else has made asks first: one that can't be sent ends the connection, and with it all its users.
+func (c *Conn) Takes(bytes int) error {
+	if most := c.ep.MaxMessage(); bytes > most {
+		return fmt.Errorf("%w: a message of %d bytes, the peer accepts %d", verbena.ErrTooLong, bytes, most)
+	}
+	return nil
+}
+
 // Join makes u a user, whose messages have an id of its own as their tag, in both directions.
 // begin gets the id before u is called: a peer can guess ids, and may send to one that it has
 // not heard of. With an error of begin, which Join returns, u is no user. begin calls nothing
