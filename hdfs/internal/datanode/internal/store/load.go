@@ -309,7 +309,7 @@ func (f *blockFiles) generation(gen uint64) (*Replica, error) {
 	}
 	r.visible, r.visibleTail = r.length, r.tail
 	r.excess = entries > r.length/int64(h.sum.BytesPerChunk)
-	r.torn = h.torn
+	r.torn, r.unreadable = h.torn, f.unreadable
 	if !h.torn && (!f.sameBoot || r.length < claimed(entries, &h)) {
 		r.torn = true
 		f.change(func() error { return f.tear(f.block, gen, h) })

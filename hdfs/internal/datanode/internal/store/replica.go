@@ -43,6 +43,7 @@ type Replica struct {
 	recovery    uint64 // the highest recovery promised to
 	epoch       uint64 // counts the times bytes may have been taken back
 	gone        bool
+	unreadable  bool // the disk could not read all of it at the start
 	writer      *Writer
 }
 

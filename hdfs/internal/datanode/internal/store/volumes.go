@@ -137,13 +137,15 @@ func (s *Store) adopt(v *volume) {
 		}
 	}
 	for id, r := range v.loaded {
-		worse := s.replicas[id]
-		if worse == nil || r.better(worse) {
+		o := s.replicas[id]
+		if o == nil {
 			s.replicas[id] = r
-		} else {
-			worse = r
+			continue
 		}
-		if worse == nil {
+		better, worse, sure := betterOf(o, r)
+		s.replicas[id] = better
+		if !sure {
+			s.log.Error("a replica is in two directories, and the bytes of the one of more use can't be read, or do not match; none is removed", "block", id, "dir", better.vol.dir, "other", worse.vol.dir)
 			continue
 		}
 		s.log.Warn("a replica is in two directories; the one of lesser use is removed", "block", id, "dir", worse.vol.dir, "generation", worse.gen, "length", worse.length)
@@ -153,18 +155,31 @@ func (s *Store) adopt(v *volume) {
 	}
 }
 
-// better tells whether a replica is of more use than another one of the same block. Two that
-// should be equal are read: one of them may be damaged, and the other the last good one.
-func (r *Replica) better(o *Replica) bool {
+// betterOf tells which of two replicas of a block is of more use. Two that should be equal are read: one of
+// them may be damaged, and the other the last good one. sure is false if the bytes of the better one can't be read, or do not match:
+// the other is to be kept then.
+func betterOf(o, r *Replica) (better, worse *Replica, sure bool) {
+	better, worse = o, r
 	switch {
 	case r.gen != o.gen:
-		return r.gen > o.gen
+		if r.gen > o.gen {
+			better, worse = r, o
+		}
 	case (r.state == Finalized) != (o.state == Finalized):
-		return r.state == Finalized
+		if r.state == Finalized {
+			better, worse = r, o
+		}
 	case r.length != o.length:
-		return r.length > o.length
+		if r.length > o.length {
+			better, worse = r, o
+		}
+	case o.Verify(nil) != nil:
+		if r.Verify(nil) != nil {
+			return o, r, false
+		}
+		better, worse = r, o
 	}
-	return errors.Is(o.Verify(nil), ErrCorrupt) && r.Verify(nil) == nil
+	return better, worse, !better.unreadable
 }
 
 // Storage is what is known of one of the store's directories.

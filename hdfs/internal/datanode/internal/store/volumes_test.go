@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -420,6 +421,47 @@ func TestDamagedReplicaInTwoDirectories(t *testing.T) {
 			t.Errorf("damaged in directory %d: the one in %d stayed: %v", damaged, r.Storage(), err)
 		}
 		must(t, s.Close())
+	}
+}
+
+// Of two equal replicas none is removed as long as the disks can read neither of them.
+func TestUnreadableReplicaInTwoDirectories(t *testing.T) {
+	const length = 5000
+	for _, finalized := range []bool{true, false} {
+		t.Run(fmt.Sprint("finalized: ", finalized), func(t *testing.T) {
+			mem := vfs.NewMem()
+			must(t, openDirs(t, mem, Config{Dirs: dirs("/a", "/b")}).Close())
+			data := random(rand.New(rand.NewPCG(1, 0)), length)
+			for _, dir := range []string{"/a", "/b"} {
+				s := openDirs(t, mem, Config{Dirs: dirs(dir)})
+				w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
+				must(t, err)
+				write(t, w, 0, data)
+				if finalized {
+					must(t, w.Finalize(true))
+				}
+				must(t, w.Close(false))
+				must(t, s.Close())
+			}
+			disk := &sectorFS{FS: mem, files: endsIn("blk_1"), at: 3000}
+			s := openDirs(t, disk, Config{Dirs: dirs("/a", "/b")})
+			if _, err := s.Get(1); err != nil {
+				t.Error(err)
+			}
+			must(t, s.Close())
+			for _, dir := range []string{"/a", "/b"} {
+				names, err := mem.List(dir + "/blocks/00")
+				if must(t, err); len(names) != 2 {
+					t.Errorf("in %s: %v", dir, names)
+				}
+			}
+			disk.files = nil // they can be read again
+			s = openDirs(t, disk, Config{Dirs: dirs("/a", "/b")})
+			if got := contents(t, s, 1); !bytes.Equal(got, data) || s.Storages()[1].Used != 0 {
+				t.Errorf("%d bytes, %+v", len(got), s.Storages())
+			}
+			must(t, s.Close())
+		})
 	}
 }
 
