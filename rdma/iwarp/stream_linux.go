@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/internal/liveness"
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/internal/waking"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/cq"
@@ -111,11 +112,11 @@ type socketStream struct {
 	abandoned *time.Timer // ends the wait then
 	further   *time.Timer // reads what a PostRecv has left
 	tcp       bool
-	expects   bool          // another one soon: the last bytes have completed something, or asked for a Read
-	owes      bool          // a turn to others, who may have been told of something
-	unheard   int           // reads of the socket since one that the scheduler has heard of
-	patient   time.Duration // how long the reader looks for more before it sleeps
-	rare      int           // times without looks
+	expects   bool // another one soon: the last bytes have completed something, or asked for a Read
+	owes      bool // a turn to others, who may have been told of something
+	unheard   int  // reads of the socket since one that the scheduler has heard of
+	linger    patience.Spinner
+	crowd     *patience.Crowd // tells when the reader should not linger
 
 	lowat    int           // SO_RCVLOWAT if it was set
 	quiet    atomic.Bool   // changed by the holder of reading
@@ -174,7 +175,7 @@ func newStream(conn net.Conn, q *queuePair) stream {
 	if err != nil {
 		return newPlainStream(conn, q.done)
 	}
-	s := &socketStream{conn: conn, raw: raw, pair: q, patient: mostPatient()}
+	s := &socketStream{conn: conn, raw: raw, pair: q, linger: patience.NewSpinner(longestLinger()), crowd: patience.Processors}
 	_, s.tcp = conn.(*net.TCPConn)
 	s.onRead, s.onPoll, s.onPost, s.onWrite = s.readable, s.polled, s.posted, s.writable
 	s.onStir = func(fd uintptr) { s.wakeAt(fd, 1) }
@@ -222,7 +223,7 @@ func (s *socketStream) readable(fd uintptr) bool {
 	defer s.release()
 	stage := stages.Get().(*stage)
 	defer stages.Put(stage)
-	var began time.Time // to linger
+	var l lingering
 	for vain := 0; !s.over; {
 		// The deadline that failed sets is looked at before the next wait. A peer that
 		// sends faster than this side reads lets none come.
@@ -233,10 +234,8 @@ func (s *socketStream) readable(fd uintptr) bool {
 		default:
 		}
 		if s.roundThenTell(fd, stage) {
-			if vain > 1 && s.expects {
-				s.patient = mostPatient() // it was worth it
-			}
-			vain, began = 0, time.Time{}
+			s.worthIt(&l)
+			vain = 0
 			continue
 		}
 		if s.engine.Waiting() {
@@ -245,7 +244,7 @@ func (s *socketStream) readable(fd uintptr) bool {
 		}
 		// In the middle of a segment more is on its way: to look again is cheaper
 		// than to be woken.
-		if vain++; (vain > patience || !s.engine.Within()) && !s.lingers(&began) {
+		if vain++; (vain > looksWithin || !s.engine.Within()) && !s.lingers(&l) {
 			break
 		}
 		if vain == 1 && s.owes {
@@ -447,29 +446,49 @@ func (s *socketStream) watch() {
 	s.watchdog.Reset(quietCheck)
 }
 
+// lingering is a time in which the reader looks again and again.
+type lingering struct {
+	budget, began, last time.Duration // by the crowd's clock; without a budget it has not begun
+}
+
 // lingers tells whether the reader looks again at a socket whose last bytes have completed
-// something or asked for a Read. It notes when that began. To have looked in vain halves for how
-// long it looks the next time; when a look takes longer, it tries again after retryLooks times.
-func (s *socketStream) lingers(began *time.Time) bool {
+// something or asked for a Read.
+func (s *socketStream) lingers(l *lingering) bool {
 	if !s.expects {
 		return false
 	}
-	switch {
-	case s.patient == 0:
-	case began.IsZero():
-		*began = time.Now()
-		return true
-	case time.Since(*began) < s.patient:
-		return true
-	}
-	s.expects = false
-	if s.patient /= 2; s.patient < time.Microsecond {
-		s.patient = 0
-		if s.rare++; s.rare == retryLooks {
-			s.rare, s.patient = 0, mostPatient()
+	if l.budget == 0 {
+		l.budget = s.linger.Next()
+		if l.budget <= 0 || s.crowd.Dense() {
+			*l = lingering{}
+			s.expects = false
+			return false
 		}
+		l.began = s.crowd.Now()
+		l.last = l.began
+		return true
 	}
+	now := s.crowd.Now()
+	pushed := now-l.last > patience.Preempted
+	if pushed {
+		s.crowd.Pushed(now)
+	}
+	l.last = now
+	if !pushed && !s.crowd.Pressed(now) && now-l.began < l.budget {
+		return true
+	}
+	s.linger.Vain(l.budget)
+	*l = lingering{}
+	s.expects = false
 	return false
+}
+
+// worthIt ends the lingering, if the reader does, with what it has waited for.
+func (s *socketStream) worthIt(l *lingering) {
+	if l.budget > 0 {
+		s.linger.Helped(l.last - l.began)
+		*l = lingering{}
+	}
 }
 
 // roundThenTell is round for the reader's goroutine, which tells of what it has completed
@@ -680,15 +699,14 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 	})
 }
 
-// mostPatient is for how long the reader looks for what may follow, such as the next request.
+// longestLinger is for how long the reader looks for what may follow, such as the next request.
 // Whoever sends that may have to be woken for the last answer first.
-var mostPatient = sync.OnceValue(func() time.Duration { return waking.Outlasting(20*time.Microsecond, waking.BySocket) })
+var longestLinger = sync.OnceValue(func() time.Duration {
+	return waking.Outlasting(20*time.Microsecond, waking.BySocket)
+})
 
-// retryLooks is how often the reader does not look, once it was in vain.
-const retryLooks = 64
-
-// patience is how often the reader looks again in the middle of a segment.
-const patience = 8
+// looksWithin is how often the reader looks again in the middle of a segment.
+const looksWithin = 8
 
 // unpace replaces a congestion control that paces by one that does not. Within a
 // host there is no queue that pacing would keep short, and its timers cost a third

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
@@ -282,13 +283,17 @@ func TestLooksAgainAfterReads(t *testing.T) {
 	s := rawSide(t, size)
 	p := dialRaw(t, s, enhanced())
 	stream := s.qp.(*queuePair).connected.Load().stream.(*socketStream)
-	patient := func() time.Duration {
+	lingers := func() time.Duration {
 		stream.reading.Lock()
 		defer stream.reading.Unlock()
-		return stream.patient
+		spinner := stream.linger
+		return spinner.Next()
 	}
-	most := mostPatient()
-	if d := patient(); d != most {
+	stream.reading.Lock()
+	stream.crowd = patience.NewCrowd(patience.Processors.Now, func() (time.Duration, bool) { return 0, false })
+	stream.reading.Unlock()
+	most := longestLinger()
+	if d := lingers(); d != most {
 		t.Fatalf("looks for %v before anything has come, want %v", d, most)
 	}
 	r := wire.ReadRequest{SinkSTag: 1, Length: size, SourceSTag: s.memory.Key(), SourceOffset: s.memory.Address()}
@@ -296,43 +301,76 @@ func TestLooksAgainAfterReads(t *testing.T) {
 	if segment, data := p.next(); segment.Opcode != wire.OpReadResponse || len(data) != size {
 		t.Fatalf("%+v with %d bytes answers a Read", segment, len(data))
 	}
-	for begin := time.Now(); patient() == most; runtime.Gosched() {
+	for begin := time.Now(); lingers() == most; runtime.Gosched() {
 		if time.Since(begin) > within {
 			t.Fatal("the reader does not look for another Read")
 		}
 	}
-	if d := patient(); d != most/2 {
+	if d := lingers(); d != most/2 {
 		t.Errorf("looks for %v after vain looks, want %v", d, most/2)
 	}
 }
 
-// TestLooksRarely counts the times in which a reader looks that finds nothing: for half as long
-// each, then not at all, and once in 64 times as in the beginning.
-func TestLooksRarely(t *testing.T) {
-	s := socketStream{patient: mostPatient()}
-	looked := func() (any bool) {
+// TestLingers has a reader look that expects more: until its time is over, until it was not run
+// or threads wait for processors, and not at all while nobody should poll.
+func TestLingers(t *testing.T) {
+	const most = 100 * time.Microsecond
+	now, contended := time.Second, false
+	s := socketStream{linger: patience.NewSpinner(most)}
+	s.crowd = patience.NewCrowd(func() time.Duration { return now }, func() (time.Duration, bool) {
+		if contended {
+			return now, true // all the time
+		}
+		return 0, true
+	})
+	var l lingering
+	if s.lingers(&l) {
+		t.Error("lingers although it expects nothing")
+	}
+	looks := func(step time.Duration) (n int) {
 		s.expects = true
-		for began := (time.Time{}); s.lingers(&began); {
-			any = true
+		for s.lingers(&l) {
+			n++
+			now += step
 		}
-		if s.expects {
-			t.Fatal("the reader expects more behind looks in vain")
+		if s.expects || l != (lingering{}) {
+			t.Errorf("expects more behind looks in vain: %v, %+v", s.expects, l)
 		}
-		return any
+		return n
 	}
-	halves := 0
-	for d := mostPatient(); d >= time.Microsecond; d /= 2 {
-		if halves++; !looked() {
-			t.Fatalf("the reader does not look the %dth time", halves)
-		}
+	if n := looks(10 * time.Microsecond); n != 10 {
+		t.Errorf("%d looks of 10us", n)
 	}
-	for n := 1; n < retryLooks; n++ { // the last one in vain was the first
-		if looked() {
-			t.Fatalf("the reader looks the %dth time behind %d in vain", n, halves)
-		}
+	if n := looks(10 * time.Microsecond); n != 5 {
+		t.Errorf("%d looks of 10us behind some in vain", n)
 	}
-	if s.patient != mostPatient() || !looked() {
-		t.Errorf("it does not look behind %d times without", retryLooks)
+	s.expects = true
+	for range 3 {
+		if !s.lingers(&l) {
+			t.Fatal("does not linger")
+		}
+		now += time.Microsecond
+	}
+	s.worthIt(&l) // so all its time again
+	if n := looks(10 * time.Microsecond); n != 10 {
+		t.Errorf("%d looks behind some that were worth it", n)
+	}
+	s.linger = patience.NewSpinner(most)
+	if n := looks(patience.Preempted + 1); n != 1 {
+		t.Errorf("%d looks of one that is not run", n)
+	}
+	if n := looks(10 * time.Microsecond); n != 0 {
+		t.Errorf("%d looks while nobody should poll", n)
+	}
+	now += 10 * time.Second
+	s.linger = patience.NewSpinner(5 * time.Millisecond)
+	if n := looks(100 * time.Microsecond); n != 50 {
+		t.Errorf("%d looks of 100us when the crowd has gone", n)
+	}
+	s.linger = patience.NewSpinner(5 * time.Millisecond)
+	contended = true
+	if n := looks(100 * time.Microsecond); n < 1 || n > 20 { // the account is looked at each millisecond
+		t.Errorf("%d looks of 100us while threads wait for processors", n)
 	}
 }
 
