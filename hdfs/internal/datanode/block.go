@@ -197,6 +197,7 @@ func (b *blockWriter) finishCopy(last bool) error {
 	if b.op.GetStage() == hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED {
 		// On stable storage, because the replica that it was made of, and that is, may be
 		// deleted as soon as the NameNode knows of this one.
+		b.dn.names.copiedNow(b.w.Info().ID)
 		return b.finish(true, last)
 	}
 	if err := b.w.Publish(); err != nil {

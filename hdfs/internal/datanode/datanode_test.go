@@ -64,6 +64,7 @@ type fakeNameNode struct {
 	away     bool                                   // every call fails
 	lost     int                                    // so many calls are carried out, but fail
 	beats    map[string]*clusterpb.HeartbeatRequest // the last ones
+	late     map[string]chan struct{}               // a DataNode's heartbeats are answered when it closes
 	cluster  string
 	keys     []byte // of block tokens, told to all
 }
@@ -71,7 +72,7 @@ type fakeNameNode struct {
 func newFakeNameNode(t testing.TB) *fakeNameNode {
 	n := &fakeNameNode{t: t, changed: make(chan struct{}), reports: map[string][]*clusterpb.Replica{}, parts: map[string][]*clusterpb.Replica{},
 		full: map[string]int{}, changes: map[string][]*clusterpb.ReplicaChange{}, commands: map[string][]*clusterpb.Command{}, order: map[string]*reportOrder{}, cluster: "CID-test",
-		beats: map[string]*clusterpb.HeartbeatRequest{}}
+		beats: map[string]*clusterpb.HeartbeatRequest{}, late: map[string]chan struct{}{}}
 	return n
 }
 
@@ -160,12 +161,17 @@ func (n *fakeNameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequ
 		return nil, err
 	}
 	resp := &clusterpb.HeartbeatResponse{}
+	var late chan struct{}
 	n.event(func() {
 		n.beats[req.GetUuid()] = req
 		resp.Commands = n.commands[req.GetUuid()]
 		resp.BlockKeys = n.keys
 		n.commands[req.GetUuid()] = nil
+		late = n.late[req.GetUuid()]
 	})
+	if late != nil {
+		<-late
+	}
 	return resp, nil
 }
 
@@ -848,6 +854,52 @@ func TestDamageIsNeverServed(t *testing.T) {
 	}
 }
 
+// holdDeletions returns when both workers have done what was to be done, and keeps them.
+func holdDeletions(n *node, gen uint64) (free chan struct{}) {
+	busy, free := make(chan struct{}), make(chan struct{})
+	for i := range uint64(2) {
+		n.deletions.add(1000+i, gen, nowhere, func() { busy <- struct{}{}; <-free })
+	}
+	<-busy
+	<-busy
+	return free
+}
+
+// A deletion whose order is on its way for long does not hit a copy that has come meanwhile: the order may be
+// a repetition.
+func TestLateDeletionSparesACopy(t *testing.T) {
+	f := newFixture(t, 2, nil)
+	n, data := f.nodes[1], random(1, 1000)
+	writeBlock(t, f.nodes, 1, 1001, data)
+	block := &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001), Length: proto.Uint64(1000)}
+	order := func(late chan struct{}) {
+		f.nn.mu.Lock()
+		f.nn.commands[n.UUID()] = []*clusterpb.Command{{Kind: clusterpb.Command_DELETE.Enum(), Block: block}}
+		f.nn.late[n.UUID()] = late
+		f.nn.mu.Unlock()
+		f.nn.wait("that the order is on its way", func() bool { return f.nn.commands[n.UUID()] == nil })
+	}
+	late := make(chan struct{})
+	order(late)
+	must(t, n.store.Delete(1, 1001)) // what an earlier answer ordered
+	f.nn.mu.Lock()
+	f.nn.changes[n.UUID()] = nil
+	f.nn.commands[f.nodes[0].UUID()] = []*clusterpb.Command{{Kind: clusterpb.Command_REPLICATE.Enum(), Block: block, Targets: []*clusterpb.Datanode{n.proto()}}}
+	f.nn.mu.Unlock()
+	f.nn.wait("copy", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVED, 1, 1001) })
+	f.nn.mu.Lock()
+	before := f.nn.beats[n.UUID()]
+	delete(f.nn.late, n.UUID())
+	f.nn.mu.Unlock()
+	close(late)
+	f.nn.wait("the next heartbeat", func() bool { return f.nn.beats[n.UUID()] != before })
+	close(holdDeletions(n, 1))
+	wantRead(t, n, 1, 1001, data)
+	// It is deleted if that is ordered from now on.
+	order(nil)
+	f.nn.wait("deletion", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_DELETED, 1, 1001) })
+}
+
 // A deletion that is told again, because its end was not heard of yet, does not hit a copy of the
 // block that has come since.
 func TestRepeatedDeletionSparesACopy(t *testing.T) {
@@ -856,16 +908,6 @@ func TestRepeatedDeletionSparesACopy(t *testing.T) {
 	obey := func(gen uint64) {
 		t.Helper()
 		must(t, n.obey([]*clusterpb.Command{{Kind: clusterpb.Command_DELETE.Enum(), Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: &gen}}}))
-	}
-	// hold returns when both workers have done what was to be done, and keeps them.
-	hold := func(gen uint64) (free chan struct{}) {
-		busy, free := make(chan struct{}), make(chan struct{})
-		for i := range uint64(2) {
-			n.deletions.add(1000+i, gen, nowhere, func() { busy <- struct{}{}; <-free })
-		}
-		<-busy
-		<-busy
-		return free
 	}
 	told := func() (count int) { // the caller has f.nn.mu
 		for _, c := range f.nn.changes[n.UUID()] {
@@ -876,7 +918,7 @@ func TestRepeatedDeletionSparesACopy(t *testing.T) {
 		return count
 	}
 	writeBlock(t, f.nodes, 1, 1001, data)
-	free := hold(1)
+	free := holdDeletions(n, 1)
 	obey(1001) // waits, and the replica that it is for goes meanwhile
 	must(t, n.store.Delete(1, 1001))
 	obey(1001) // there is nothing to wait for
@@ -891,7 +933,7 @@ func TestRepeatedDeletionSparesACopy(t *testing.T) {
 	must(t, w.Finalize(false))
 	must(t, w.Close(false))
 	close(free)
-	close(hold(2))
+	close(holdDeletions(n, 2))
 	wantRead(t, n, 1, 1001, data)
 	f.nn.event(func() {
 		if n := told(); n != 1 {

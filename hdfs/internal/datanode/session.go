@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,8 +39,10 @@ type session struct {
 	overflow   bool
 	full       bool // a full report is due
 	corrupt    map[uint64]time.Time
-	wake       chan struct{}
-	beat       chan struct{} // a heartbeat is due
+	// copied are the blocks of which a copy has come since the last heartbeat was sent.
+	copied map[uint64]struct{}
+	wake   chan struct{}
+	beat   chan struct{} // a heartbeat is due
 }
 
 type change struct {
@@ -49,7 +52,7 @@ type change struct {
 
 func (s *session) init() {
 	s.wake, s.beat = make(chan struct{}, 1), make(chan struct{}, 1)
-	s.corrupt = map[uint64]time.Time{}
+	s.corrupt, s.copied = map[uint64]time.Time{}, map[uint64]struct{}{}
 }
 
 func (s *session) poke() { signal(s.wake) }
@@ -229,6 +232,7 @@ func (dn *DataNode) heartbeats(ctx context.Context, session uint64, every time.D
 	defer t.Stop()
 	for {
 		dn.names.poke() // changes that could wait
+		dn.names.forgetCopies()
 		uuid, transfers := dn.UUID(), uint32(max(0, dn.transfers.Load()))
 		req := &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: &session, Transfers: &transfers, BlockKey: proto.Int32(dn.keys.Current()), Storages: dn.storages()}
 		resp, err := call(ctx, dn.cfg.NameNode.Heartbeat, req)
@@ -240,7 +244,7 @@ func (dn *DataNode) heartbeats(ctx context.Context, session uint64, every time.D
 				return err
 			}
 		}
-		if err := dn.obey(resp.GetCommands()); err != nil {
+		if err := dn.obey(dn.names.meant(resp.GetCommands())); err != nil {
 			return err
 		}
 		select {
@@ -386,6 +390,33 @@ func (dn *DataNode) obey(commands []*clusterpb.Command) error {
 		}
 	}
 	return nil
+}
+
+// copiedNow notes that a copy of a block comes now. Without a session no answer is on its way that could be late.
+func (s *session) copiedNow(id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.registered {
+		s.copied[id] = struct{}{}
+	}
+}
+
+func (s *session) forgetCopies() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.copied)
+}
+
+// meant leaves those commands of a heartbeat's answer out that delete a block of which a copy has come since
+// the heartbeat was sent. The answer may have been on its way for as long as a call may take: the order
+// then repeats one that was carried out before the copy was made. The NameNode repeats what it means.
+func (s *session) meant(commands []*clusterpb.Command) []*clusterpb.Command {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(commands, func(cmd *clusterpb.Command) bool {
+		_, copied := s.copied[cmd.GetBlock().GetId()]
+		return copied && cmd.GetKind() == clusterpb.Command_DELETE
+	})
 }
 
 // reportAll has the NameNode told of all replicas.
