@@ -79,6 +79,9 @@ func (nn *NameNode) created(c *call, req *hdfspb.CreateRequestProto, res namespa
 
 func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) (*hdfspb.AppendResponseProto, error) {
 	c := nn.callFrom(ctx)
+	if err := nn.refusalOf(c); err != nil {
+		return nil, err
+	}
 	op := &nspb.Append{Path: req.Src, Holder: req.ClientName, NewBlock: proto.Bool(req.GetFlag()&flagNewBlock != 0)}
 	if !op.GetNewBlock() {
 		var err error
@@ -122,8 +125,11 @@ func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) 
 
 func (nn *NameNode) truncate(ctx context.Context, req *hdfspb.TruncateRequestProto) (*hdfspb.TruncateResponseProto, error) {
 	c := nn.callFrom(ctx)
+	err := nn.refusalOf(c)
+	if err != nil {
+		return nil, err
+	}
 	op := &nspb.Truncate{Path: req.Src, Holder: req.ClientName, Length: req.NewLength}
-	var err error
 	op.Targets, err = nn.holdersOf(ctx, c, req.GetSrc(), func(f namespace.FileBlocks) *namespace.Block {
 		rest := req.GetNewLength()
 		for i, b := range f.Blocks {

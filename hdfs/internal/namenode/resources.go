@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 )
 
@@ -98,6 +99,20 @@ func (nn *NameNode) refusal() (stuck <-chan struct{}, err error) {
 		return r.stuck, nil
 	}
 	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode.\n%s", r.low)
+}
+
+// refusalOf is the error of refusal for a call, but nil if it is a repetition: that gets its answer again.
+func (nn *NameNode) refusalOf(c *call) error {
+	_, err := nn.refusal()
+	if err == nil || !c.id.remembered() {
+		return err
+	}
+	answered := false
+	nn.read(func(ns *namespace.Namespace) { _, answered = ns.Answered(c.id.client, c.id.call) })
+	if answered {
+		return nil
+	}
+	return err
 }
 
 // appendEntry makes an entry durable; data are its bytes. If the disk has become full

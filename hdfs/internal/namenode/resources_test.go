@@ -1,6 +1,7 @@
 package namenode
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -251,6 +252,18 @@ func TestSafeModeRefusesWhatChangesNothing(t *testing.T) {
 	if err := rename(1000); err != nil {
 		t.Fatal(err)
 	}
+	r.write("/again", 1, 100, dns...)
+	appendTo := func(path string, id int32) error {
+		_, err := r.nn.append(r.call("root", id), &hdfspb.AppendRequestProto{Src: &path, ClientName: proto.String("w")})
+		return err
+	}
+	if err := appendTo("/again", 1001); err != nil {
+		t.Fatal(err)
+	}
+	// Safe mode is told of before the want of replicas.
+	gone := r.write("/gone", 1, 100, dns...)
+	dns[0].changed(clusterpb.ReplicaChange_DELETED, dns[0].replicas[gone.GetBlockId()])
+	wantClass(t, appendTo("/gone", 1002), exception.IO)
 	must[*hdfspb.SetSafeModeResponseProto](t)(r.nn.setSafeMode(r.as("root"), &hdfspb.SetSafeModeRequestProto{Action: hdfspb.SafeModeActionProto_SAFEMODE_ENTER.Enum()}))
 	for name, do := range map[string]func() error{
 		"mkdirs": func() error {
@@ -273,6 +286,11 @@ func TestSafeModeRefusesWhatChangesNothing(t *testing.T) {
 			_, err := r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/open"), ClientName: proto.String("w")})
 			return err
 		},
+		"append": func() error { return appendTo("/gone", 1003) },
+		"truncate": func() error {
+			_, err := r.nn.truncate(r.as("root"), &hdfspb.TruncateRequestProto{Src: proto.String("/gone"), NewLength: proto.Uint64(10), ClientName: proto.String("w")})
+			return err
+		},
 		"updateBlockForPipeline": func() error {
 			_, err := r.nn.updateBlockForPipeline(r.as("root"), &hdfspb.UpdateBlockForPipelineRequestProto{Block: open, ClientName: proto.String("w")})
 			return err
@@ -284,7 +302,7 @@ func TestSafeModeRefusesWhatChangesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { wantClass(t, do(), exception.SafeMode) })
 	}
-	if err := rename(1000); err != nil {
+	if err := errors.Join(rename(1000), appendTo("/again", 1001)); err != nil {
 		t.Errorf("a call that was carried out before is not answered again: %v", err)
 	}
 }
