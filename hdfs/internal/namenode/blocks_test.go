@@ -376,6 +376,60 @@ func TestDeletionsThatWaitedSpareTheLastReplica(t *testing.T) {
 	}
 }
 
+// A deletion that is doubted while its block is written is given up with the last DataNode that writes, and
+// else waits for the end of the block.
+func TestDoubtOfABlockBeingWritten(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("the writing DataNode is lost: ", lost), func(t *testing.T) {
+			r := newRig(t)
+			dns := r.datanodes(2)
+			b := r.write("/f", 2, 100, dns...)
+			id := b.GetBlockId()
+			r.replicate("/f", 1)
+			r.clock.advance(6 * time.Second)
+			r.check()
+			m := r.nn.blocks
+			at := slices.IndexFunc(dns, func(d *fakeDatanode) bool { return len(m.nodes[d.uuid].deletions) == 1 })
+			goes, writes := dns[at], dns[1-at]
+			must[*hdfspb.AppendResponseProto](t)(r.nn.append(r.as("root"), &hdfspb.AppendRequestProto{Src: proto.String("/f"), ClientName: proto.String("w")}))
+			if lost {
+				m.mu.Lock()
+				m.lose(m.nodes[writes.uuid])
+				m.mu.Unlock()
+			} else {
+				writes.store(id, b.GetGenerationStamp(), 150, clusterpb.ReplicaState_BEING_WRITTEN)
+				writes.changed(clusterpb.ReplicaChange_RECEIVING, writes.replicas[id])
+			}
+			goes.heartbeat(dns)
+			if len(m.doubted) != 1 || goes.replicas[id] == nil {
+				t.Fatal("the deletion is not doubted")
+			}
+			r.check()
+			_, ordered := m.nodes[goes.uuid].deletions[id]
+			if len(m.doubted) != 0 || ordered == lost {
+				t.Errorf("%d blocks in doubt, the deletion is ordered: %t", len(m.doubted), ordered)
+			}
+			goes.heartbeat(dns)
+			if goes.replicas[id] == nil {
+				t.Fatal("the replica was deleted while the block was written")
+			}
+			if lost {
+				return
+			}
+			b.NumBytes = proto.Uint64(150)
+			writes.receive(b)
+			if !r.complete("/f", "w", b) {
+				t.Fatal("not closed")
+			}
+			r.check()
+			goes.heartbeat(dns)
+			if goes.replicas[id] != nil {
+				t.Error("the replica was not deleted after the end of the block")
+			}
+		})
+	}
+}
+
 // A deletion that was doubted is carried out if its file is deleted, too.
 func TestDoubtEndsWithTheFile(t *testing.T) {
 	r := newRig(t)

@@ -670,6 +670,29 @@ func TestAddBlockGoesOnWithTheReport(t *testing.T) {
 	}
 }
 
+// Unlike in HDFS leases are renewed in safe mode: no writer that waits for its end gives its file up for that,
+// and none loses it when it ends.
+func TestLeasesAreRenewedInSafeMode(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	r.openFile("/f", "w", []uint64{40}, dns)
+	set := func(action hdfspb.SafeModeActionProto) {
+		must[*hdfspb.SetSafeModeResponseProto](t)(r.nn.setSafeMode(r.as("root"), &hdfspb.SetSafeModeRequestProto{Action: &action}))
+	}
+	set(hdfspb.SafeModeActionProto_SAFEMODE_ENTER)
+	for range 3 {
+		r.clock.advance(r.nn.cfg.LeaseHardLimit / 2)
+		must[*hdfspb.RenewLeaseResponseProto](t)(r.nn.renewLease(r.as("root"), &hdfspb.RenewLeaseRequestProto{ClientName: proto.String("w")}))
+	}
+	set(hdfspb.SafeModeActionProto_SAFEMODE_LEAVE)
+	r.check()
+	r.nn.read(func(ns *namespace.Namespace) {
+		if !ns.Leased("w") {
+			t.Error("the file was taken from its writer")
+		}
+	})
+}
+
 // A file is closed when its last block is reported and each one before it has been at some time. As in HDFS
 // nothing of those need be left.
 func TestCompleteAfterAnEarlierBlockIsLost(t *testing.T) {
