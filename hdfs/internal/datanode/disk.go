@@ -126,12 +126,7 @@ func (dn *DataNode) adjust(p *conf.Properties) error {
 func (dn *DataNode) watchDisks() {
 	hung := make([]bool, len(dn.cfg.Dirs))
 	for dn.sleep(max(dn.cfg.DiskPatience/4, time.Millisecond)) {
-		limit, patience := time.Duration(dn.diskTimeout.Load()), dn.cfg.DiskPatience
-		if limit > 0 {
-			patience = min(patience, limit/2)
-		} else {
-			limit, patience = math.MaxInt64, math.MaxInt64
-		}
+		limit, patience := dn.diskLimits()
 		for i, d := range dn.cfg.Dirs {
 			waited := dn.store.Look(i, patience)
 			if dn.store.Failed(i) {
@@ -158,6 +153,38 @@ func (dn *DataNode) watchDisks() {
 				hung[i] = false
 			}
 		}
+	}
+}
+
+// diskLimits are for how long an operation may not return before its directory is out of service, and
+// before it hangs.
+func (dn *DataNode) diskLimits() (limit, patience time.Duration) {
+	limit = time.Duration(dn.diskTimeout.Load())
+	if limit <= 0 {
+		return math.MaxInt64, math.MaxInt64
+	}
+	return limit, min(dn.cfg.DiskPatience, limit/2)
+}
+
+// leastLate is the least time after which a set-up is given up.
+const leastLate = time.Second
+
+// whenLate has f called when the opening of a replica has taken as long as on a disk that hangs. Whoever
+// opens it calls the result behind it, which tells whether f was called, and has returned.
+func (dn *DataNode) whenLate(f func(err error)) (wasLate func() bool) {
+	_, patience := dn.diskLimits()
+	patience = max(patience, leastLate)
+	done := make(chan struct{})
+	t := time.AfterFunc(patience, func() {
+		defer close(done)
+		f(fmt.Errorf("%w: the replica's files have not been opened for %v", store.ErrHangs, patience))
+	})
+	return func() bool {
+		if t.Stop() {
+			return false
+		}
+		<-done
+		return true
 	}
 }
 

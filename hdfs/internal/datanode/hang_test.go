@@ -458,3 +458,52 @@ func TestRecoveryTellsNativeWriters(t *testing.T) {
 	}
 	c.wantFailure(7)
 }
+
+// Whoever begins a block on a disk that hangs is told so while it hangs, and which DataNode is to be left out. When the
+// disk goes on nothing of the block is left there.
+func TestSetUpOnADiskThatHangs(t *testing.T) {
+	for place := range 2 {
+		hangs := func(fs *hangFS) func(i int, c *Config) {
+			return func(i int, c *Config) {
+				if i == place {
+					fs.disks(time.Hour)(0, c)
+				}
+			}
+		}
+		stop := func(t *testing.T, f *fixture, fs *hangFS) (goOn func(), bad string) {
+			a, b := fs.stop(t, "/a"), fs.stop(t, "/b")
+			if place > 0 {
+				bad = f.nodes[place].addr
+			}
+			return func() { a(); b() }, bad
+		}
+		t.Run(fmt.Sprint("at place ", place), func(t *testing.T) {
+			t.Parallel()
+			fs := newHangFS()
+			f := newFixture(t, 2, hangs(fs))
+			goOn, bad := stop(t, f, fs)
+			c := dialNode(t, f.nodes[0])
+			if resp := c.request(create, 1, 1001, 0, 0, 0, f.nodes[1:]); resp.GetStatus() != hdfspb.Status_ERROR || resp.GetFirstBadLink() != bad {
+				t.Errorf("answer %v", resp)
+			}
+			goOn()
+			for _, n := range f.nodes[:place+1] { // one behind has begun it
+				waitGone(t, n, 1)
+			}
+		})
+		t.Run(fmt.Sprint("at place ", place, " of the native path"), func(t *testing.T) {
+			t.Parallel()
+			fs := newHangFS()
+			f := newNatives(t, 2, hangs(fs))
+			goOn, bad := stop(t, f, fs)
+			c := dialNative(t, f.nodes[0])
+			if v, resp := c.setUp(1, writeOf(1, f.nodes[1])); v != native.Refused || resp.GetFirstBadLink() != bad {
+				t.Errorf("verdict %d: %v", v, resp)
+			}
+			goOn()
+			for _, n := range f.nodes[:place+1] { // one behind has begun it
+				waitGone(t, n, 1)
+			}
+		})
+	}
+}

@@ -153,6 +153,7 @@ func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
 			return v, resp
 		}
 	}
+	wasLate := b.dn.whenLate(b.late)
 	b.writing.take()
 	err := errEnded
 	if !b.shut {
@@ -163,6 +164,7 @@ func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
 		b.dir = b.info.Storage
 	}
 	b.writing.give()
+	wasLate() // the block has ended then, if it was
 	if err != nil {
 		return native.Refused, refusedBy(statusOf(err), "", err)
 	}
@@ -672,6 +674,20 @@ func (b *nativeBlock) refused(v native.Verdict, resp *hdfspb.BlockOpResponseProt
 	if refused {
 		b.end()
 	}
+}
+
+// late refuses a block that waits for a disk that hangs, and ends it. The answer does not wait until the replica
+// is closed, as others do.
+func (b *nativeBlock) late(err error) {
+	b.mu.Lock()
+	b.answer(native.Refused, refusedBy(statusOf(err), "", err))
+	no := b.no
+	b.no = nil
+	b.mu.Unlock()
+	if no != nil {
+		b.link.Post(b.tag, no)
+	}
+	b.end()
 }
 
 // Take implements [native.User]: messages of the mirror.

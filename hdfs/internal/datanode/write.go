@@ -62,8 +62,11 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 			return dn.answered(p, &bad, err)
 		}
 	}
-	if err := rc.open(rc.interrupt); err != nil {
+	if err := rc.openInTime(); err != nil {
 		rc.closeMirror()
+		if errors.Is(err, errAnswered) {
+			return err
+		}
 		return dn.answered(p, &none, err)
 	}
 	setUp := false // all of the pipeline, and the NameNode is told
@@ -152,6 +155,27 @@ func (rc *receiver) interrupt() {
 	if m := rc.mirrorConn.Load(); m != nil {
 		m.Close()
 	}
+}
+
+// openInTime opens the replica. A peer that would have to wait for a disk that hangs is told so: it goes on
+// without this DataNode.
+func (rc *receiver) openInTime() error {
+	none := ""
+	var answered error
+	wasLate := rc.dn.whenLate(func(err error) {
+		answered = rc.dn.answered(rc.p, &none, err)
+		if m := rc.mirrorConn.Load(); m != nil {
+			m.Close()
+		}
+	})
+	err := rc.open(rc.interrupt)
+	if !wasLate() {
+		return err
+	}
+	if err == nil {
+		rc.close(rc.stage.create)
+	}
+	return answered
 }
 
 func (rc *receiver) accept() error {
