@@ -67,6 +67,9 @@ type ClientConfig struct {
 	// CallTimeout is for how long a NameNode may be silent that has taken a call; then
 	// the next one is asked, if the call may be repeated. Default 2 min.
 	CallTimeout time.Duration
+	// SlowCall is called, if it is set, when a call has had no answer for 10 s, with the address
+	// of the NameNode that is asked. Several goroutines may call it at once.
+	SlowCall func(nameNode string)
 	// PacketSize is of how many bytes of data packets are. By default it is what suits the
 	// transport (see [verbena.Tuning].Packet), and 256 KiB for HDFS's own protocol.
 	PacketSize int

@@ -89,6 +89,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	c.names = names.New(c.rpc, cfg.NameNodes, cfg.User, cfg.RealUser, rpc.FailoverConfig{
 		Patience: cfg.Patience, Timeouts: cfg.Timeouts, Backoff: cfg.RetryPause, MaxBackoff: cfg.MaxRetryPause,
 	})
+	c.names.Slow = cfg.SlowCall
 	c.holder = fmt.Sprintf("DFSClient_verbena_%s_%d", rand.Text()[:12], os.Getpid())
 	transfers := legacy.Config{
 		Dial: dial, Calls: c.rpc, User: cfg.User, UseHostname: cfg.UseHostname,

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,7 +29,8 @@ func fsCommand(o *options) *cobra.Command {
 	var hadoop hadoopFlags
 	var rt *verbena.Runtime
 	var dialer *hdfs.Dialer
-	cmd := fscmd.Command(func(context.Context) (*hdfs.Client, error) {
+	var cmd *cobra.Command
+	cmd = fscmd.Command(func(context.Context) (*hdfs.Client, error) {
 		if err := checkTransport(transport); err != nil {
 			return nil, err
 		}
@@ -42,6 +45,7 @@ func fsCommand(o *options) *cobra.Command {
 		}
 		dialer = hdfs.NewDialer(rt, transport)
 		cfg.Dialer = dialer
+		cfg.SlowCall = tellSlow(cmd.ErrOrStderr())
 		return hdfs.NewClient(cfg)
 	})
 	cmd.PersistentPostRunE = func(*cobra.Command, []string) error {
@@ -58,6 +62,16 @@ func fsCommand(o *options) *cobra.Command {
 	flags.StringVar(&transport, "transport", "auto", choiceOfTransports()+"; auto takes the fastest that both ends have")
 	flags.BoolVar(&legacy, "legacy-transfers", false, "move blocks by HDFS's data transfer protocol alone, not by hdfs-data/1")
 	return cmd
+}
+
+// tellSlow tells once which NameNode a command waits for.
+func tellSlow(out io.Writer) func(nameNode string) {
+	var once sync.Once
+	return func(nameNode string) {
+		once.Do(func() {
+			fmt.Fprintf(out, "Waiting for the NameNode at %s, which has not answered yet. Ctrl-C ends this; -D ipc.client.rpc-timeout.ms=MILLISECONDS sets for how long each call waits.\n", nameNode)
+		})
+	}
 }
 
 // checkTransport refuses a name that nothing could ever have.

@@ -26,7 +26,14 @@ type Caller interface {
 // NameNodes calls the active one of some NameNodes. It may be used concurrently.
 type NameNodes struct {
 	failover *rpc.Failover
+
+	// Slow, unless nil, is called with the NameNode's address when a call has waited for
+	// SlowAfter. It is set before the first call.
+	Slow func(address string)
 }
+
+// SlowAfter is more than NameNodes wait themselves, for DataNodes' reports, before they answer.
+const SlowAfter = 10 * time.Second
 
 // maxPause is the longest mean pause between attempts of a call that no NameNode takes.
 // HDFS's client dials every second, too: a NameNode that comes back has to hear of leases
@@ -44,7 +51,7 @@ func New(client *rpc.Client, addresses []string, user, realUser string, cfg rpc.
 		cfg.MaxBackoff = maxPause
 	}
 	cfg.Passing = passing
-	return &NameNodes{client.Failover(targets, cfg)}
+	return &NameNodes{failover: client.Failover(targets, cfg)}
 }
 
 // ErrUnanswered is matched by the errors of calls that no NameNode has answered.
@@ -60,6 +67,9 @@ func (e *unanswered) Is(target error) bool { return target == ErrUnanswered }
 // Call makes a call and repeats it as its method allows. A refusal is an
 // [*exception.Error]; any other error matches [ErrUnanswered].
 func (n *NameNodes) Call(ctx context.Context, method string, req, resp proto.Message) error {
+	if n.Slow != nil {
+		defer time.AfterFunc(SlowAfter, func() { n.Slow(n.Active()) }).Stop()
+	}
 	err := n.failover.Call(ctx, method, req, resp, Repeatable(method))
 	var refused *exception.Error
 	if err != nil && !errors.As(err, &refused) {

@@ -358,6 +358,34 @@ func TestSilentNameNodes(t *testing.T) {
 	})
 }
 
+// A call that has waited for a while is told of, with the NameNode that it waits for; others are not.
+func TestSlowCallsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, &nameNode{address: "a:1", answer: func() (error, bool) { time.Sleep(SlowAfter - time.Second); return nil, false }})
+		n, end := c.client(time.Second, "a:1")
+		defer end()
+		told := make(chan string, 2)
+		n.Slow = func(address string) { told <- address }
+		if err := mkdir(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * SlowAfter)
+		synctest.Wait()
+		if len(told) != 0 {
+			t.Errorf("%s, though the call was answered in time", <-told)
+		}
+		c.set("a:1", func(n *nameNode) {
+			n.answer = func() (error, bool) { time.Sleep(SlowAfter + time.Second); return nil, false }
+		})
+		if err := mkdir(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		if address := <-told; address != "a:1" || len(told) != 0 {
+			t.Errorf("told of %s and of %d more", address, len(told))
+		}
+	})
+}
+
 // A NameNode that takes connections and says nothing at all is passed, too.
 func TestDeafNameNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
