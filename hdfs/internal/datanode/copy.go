@@ -40,7 +40,7 @@ func (dn *DataNode) transferBlock(p *peer, op *hdfspb.OpTransferBlockProto) erro
 // that has them.
 func (dn *DataNode) copyBlock(ctx context.Context, asked *clusterpb.Block, client string, targets []*hdfspb.DatanodeInfoProto) error {
 	pool, id, gen := dn.store.Identity().BlockPoolID, asked.GetId(), asked.GetGeneration()
-	rd, err := dn.openReader(&hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &gen}, 0)
+	rd, err := dn.openReader(&hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &gen}, 0, false)
 	if err != nil {
 		return err
 	}

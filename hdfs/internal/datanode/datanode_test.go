@@ -1764,3 +1764,21 @@ func TestPacketsWithoutChecksums(t *testing.T) {
 		waitGone(t, f.nodes[0], 2)
 	}
 }
+
+// The bytes of a replica whose meta file is missing are sent to who asks for no checksums, to save them, and to
+// nobody else. The NameNode hears that they are damaged.
+func TestReplicaWithoutItsMetaFile(t *testing.T) {
+	f := newFixture(t, 1, nil)
+	n := f.nodes[0]
+	data := random(1, 5000)
+	writeBlock(t, f.nodes, 1, 1001, data)
+	must(t, n.cfg.FS.Remove("/dn/blocks/00/blk_1_1001.meta"))
+	got, err := dialNode(t, n).read(1, 1001, 1000, 3000, false)
+	if err != nil || !bytes.Equal(got, data[1000:4000]) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	f.nn.wait("report of the damage", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_CORRUPT, 1, 1001) })
+	if got, err := dialNode(t, n).read(1, 1001, 1000, 3000, true); err == nil {
+		t.Errorf("%d bytes are sent to who compares", len(got))
+	}
+}

@@ -57,7 +57,7 @@ func readNow(t *testing.T, n *node, header, want []byte, off, length int) bool {
 // open has the DataNode look at a request's token.
 func open(t *testing.T, n *node, header []byte, end int64) error {
 	t.Helper()
-	r, err := n.openKept(header, end)
+	r, err := n.openKept(header, end, false)
 	if err == nil {
 		n.kept.done(r)
 	}

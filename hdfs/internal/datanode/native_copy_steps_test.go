@@ -274,7 +274,7 @@ func TestSourceOfCopiesKeepsToItsMemory(t *testing.T) {
 	}
 	begin(0, 2)
 	<-full
-	rd, err := source.openReader(extended(copies-1, 1001, uint64(len(data))), 0)
+	rd, err := source.openReader(extended(copies-1, 1001, uint64(len(data))), 0, false)
 	must(t, err)
 	err = source.sendOnce(t.Context(), rd, f.nodes[1].addr, copyOf(copies-1, data))
 	must(t, rd.Close())

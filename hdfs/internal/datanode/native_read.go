@@ -42,7 +42,7 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 		return nil, errBusy
 	}
 	defer dn.transfers.Add(-1)
-	r, err := dn.openKept(header, req.Offset+int64(req.Length))
+	r, err := dn.openKept(header, req.Offset+int64(req.Length), req.Unverified)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +67,8 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 }
 
 // openKept returns the replica that a request may read up to end, to be given back by
-// done. request is an encoded ClientOperationHeaderProto.
-func (dn *DataNode) openKept(request []byte, end int64) (*keptReplica, error) {
+// done. request is an encoded ClientOperationHeaderProto. bare is as in openReader.
+func (dn *DataNode) openKept(request []byte, end int64, bare bool) (*keptReplica, error) {
 	if r := dn.kept.find(request, time.Now()); r != nil {
 		if end <= r.Length {
 			return r, nil
@@ -92,7 +92,7 @@ func (dn *DataNode) openKept(request []byte, end int64) (*keptReplica, error) {
 		}
 		dn.kept.done(r)
 	}
-	rd, err := dn.openReader(block, end)
+	rd, err := dn.openReader(block, end, bare)
 	if err != nil {
 		return nil, err
 	}

@@ -244,3 +244,22 @@ func TestPushesThatWaitHoldNoMemory(t *testing.T) {
 		must(t, p.ended())
 	}
 }
+
+// Over the native path, too, the bytes of a replica whose meta file is missing are sent to who compares nothing, and to
+// nobody else, although the replica stays open.
+func TestNativeReadWithoutTheMetaFile(t *testing.T) {
+	f := newFixture(t, 1, onDisk(t, nil))
+	n, data := f.nodes[0], random(1, 5000)
+	finalized(t, n, 1, 1001, data)
+	must(t, n.cfg.FS.Remove(n.cfg.FS.PathJoin(n.cfg.Dirs[0].Path, "blocks", "00", "blk_1_1001.meta")))
+	c, h := viewersOf(t, n, "iwarp", verbena.Config{})().c, header(t, 1, 1001, nil)
+	for _, unverified := range []bool{false, true, false} {
+		m, err := c.Call(t.Context(), native.MethodRead, native.AppendReadRequest(nil, &native.ReadRequest{Length: len(data), Unverified: unverified}, h))
+		if (err == nil) != unverified || err == nil && !bytes.HasSuffix(m.Bytes(), data) {
+			t.Errorf("unverified is %t: %v", unverified, err)
+		}
+		if err == nil {
+			m.Release()
+		}
+	}
+}

@@ -50,7 +50,7 @@ func (dn *DataNode) readBlock(p *peer, op *hdfspb.OpReadBlockProto) error {
 		return dn.answered(p, nil, fmt.Errorf("%w: offset %d, length %d", transfer.ErrMalformed, op.GetOffset(), op.GetLen()))
 	}
 	offset, end := int64(op.GetOffset()), int64(op.GetOffset()+op.GetLen())
-	rd, err := dn.openReader(block, end)
+	rd, err := dn.openReader(block, end, !op.GetSendChecksums())
 	if err != nil {
 		return dn.answered(p, nil, err)
 	}
@@ -96,8 +96,9 @@ func (dn *DataNode) readBlock(p *peer, op *hdfspb.OpReadBlockProto) error {
 // them.
 func compares(client string) bool { return strings.HasPrefix(client, "DFSClient_") }
 
-// openReader opens a replica of which the bytes before end must be visible.
-func (dn *DataNode) openReader(block *hdfspb.ExtendedBlockProto, end int64) (*store.Reader, error) {
+// openReader opens a replica of which the bytes before end must be visible. With bare nobody compares them:
+// as in HDFS they are sent then though the meta file is missing.
+func (dn *DataNode) openReader(block *hdfspb.ExtendedBlockProto, end int64, bare bool) (*store.Reader, error) {
 	r, err := dn.store.Get(block.GetBlockId())
 	if err != nil {
 		return nil, err
@@ -108,13 +109,20 @@ func (dn *DataNode) openReader(block *hdfspb.ExtendedBlockProto, end int64) (*st
 			break
 		}
 	}
-	rd, err := r.Open()
+	open := r.Open
+	if bare {
+		open = r.OpenBare
+	}
+	rd, err := open()
 	if err != nil {
 		dn.suspectDisk(err)
 		if errors.Is(err, store.ErrCorrupt) {
 			dn.reportCorrupt(info, err)
 		}
 		return nil, err
+	}
+	if rd.Bare != nil {
+		dn.reportCorrupt(info, rd.Bare)
 	}
 	if rd.Info.Generation < block.GetGenerationStamp() {
 		rd.Close()
@@ -249,7 +257,7 @@ func (dn *DataNode) blockChecksum(p *peer, op *hdfspb.OpBlockChecksumProto) erro
 	if err := dn.allow(op.GetHeader().GetToken(), blocktoken.Access{Block: block, Mode: blocktoken.Read}); err != nil {
 		return dn.answered(p, nil, err)
 	}
-	rd, err := dn.openReader(block, int64(block.GetNumBytes()))
+	rd, err := dn.openReader(block, int64(block.GetNumBytes()), false)
 	if err != nil {
 		return dn.answered(p, nil, err)
 	}

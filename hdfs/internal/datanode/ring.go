@@ -119,7 +119,7 @@ func (dn *DataNode) feed(q verbena.Request, s *verbena.Stream, req *native.RingR
 		return errBusy
 	}
 	defer dn.transfers.Add(-1)
-	r, err := dn.openKept(header, req.Offset+req.Length)
+	r, err := dn.openKept(header, req.Offset+req.Length, req.Unverified)
 	if err != nil {
 		return err
 	}

@@ -171,7 +171,7 @@ func (dn *DataNode) openLocal(op *hdfspb.OpRequestShortCircuitAccessProto) (_ *s
 		return nil, slot, nil, fmt.Errorf("%w without a slot, by which they could be taken back", errNotLocal)
 	}
 	slot = shortcircuit.SlotIDOf(op.SlotId)
-	rd, err := dn.openReader(block, 0)
+	rd, err := dn.openReader(block, 0, false)
 	if err != nil {
 		return nil, slot, nil, err
 	}

@@ -108,7 +108,7 @@ func (dn *DataNode) grantWindow(q verbena.Request) (*native.Window, error) {
 	if q.Caller().Endpoint().Selection().Transport == verbena.TransportTCP {
 		return nil, fmt.Errorf("%w: over TCP a Get is a message, too", errNoWindow)
 	}
-	r, err := dn.openKept(header, req.Offset+1)
+	r, err := dn.openKept(header, req.Offset+1, false)
 	if err != nil {
 		return nil, err
 	}

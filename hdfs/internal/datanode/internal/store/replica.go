@@ -132,6 +132,7 @@ type Reader struct {
 	Info   Info
 	Sum    transfer.Checksum
 	Length int64 // bytes that may be read
+	Bare   error // why there are no checksums; they can't be read then. nil: there are
 
 	r     *Replica
 	tail  uint32
@@ -141,7 +142,13 @@ type Reader struct {
 }
 
 // Open opens the replica for reading what is visible of it.
-func (r *Replica) Open() (*Reader, error) {
+func (r *Replica) Open() (*Reader, error) { return r.open(false) }
+
+// OpenBare is Open for who compares nothing. A replica without its meta file is opened, too: see
+// [Reader.Bare].
+func (r *Replica) OpenBare() (*Reader, error) { return r.open(true) }
+
+func (r *Replica) open(bare bool) (*Reader, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.gone || r.state == Temporary {
@@ -154,12 +161,23 @@ func (r *Replica) Open() (*Reader, error) {
 		return nil, r.openError(err)
 	}
 	meta, err := r.vol.fs.Open(r.vol.metaPath(r.id, r.gen))
+	var missing error
+	if bare && oserror.IsNotExist(err) {
+		meta, missing, err = noFile{}, r.openError(err), nil
+	}
 	if err != nil {
 		data.Close()
 		return nil, r.openError(err)
 	}
-	return &Reader{Info: r.info(), Sum: r.sum, Length: r.visible, r: r, tail: r.visibleTail, epoch: r.epoch, data: data, meta: meta}, nil
+	return &Reader{Info: r.info(), Sum: r.sum, Length: r.visible, Bare: missing, r: r, tail: r.visibleTail, epoch: r.epoch, data: data, meta: meta}, nil
 }
+
+// noFile is in place of a meta file that is missing.
+type noFile struct{ vfs.File }
+
+func (noFile) ReadAt([]byte, int64) (int, error) { return 0, oserror.ErrNotExist }
+func (noFile) Fd() uintptr                       { return vfs.InvalidFd }
+func (noFile) Close() error                      { return nil }
 
 // A missing file is damage; anything else, such as too many open files, is not.
 func (r *Replica) openError(err error) error {
@@ -285,7 +303,7 @@ func (r *Replica) forgetUnproven() {
 }
 
 // Extend adds bytes at off to a replica that takes part in a recovery and lacks them. Bytes
-// that it has already are compared, as [Writer.Write] does. The replica stays what it is
+// that it has already are dealt with as [Writer.Write] does. The replica stays what it is
 // until Settle puts it on stable storage: torn, if it was.
 func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum transfer.Checksum) (err error) {
 	defer func() { err = r.vol.at(err) }()
