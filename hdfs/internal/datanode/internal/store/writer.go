@@ -344,9 +344,11 @@ func (w *Writer) Replica() *Replica { return w.r }
 
 // Write adds a packet's data at offset off in the block. sums are its checksums
 // as sum tells, one for each chunk of data from its start; they are compared
-// first. Bytes that the replica has already are not written again, and must be
-// the same where the checksums can tell. It returns the checksum of the partial
-// chunk at the packet's end (0 if there is none), for [Writer.Acked].
+// first. Bytes that the replica has already are not written again, as in HDFS. They have
+// matched their checksums: what nobody has compared is given up when a replica is
+// reopened. Those of the partial chunk at its end must be the same if the chunk goes on. It
+// returns the checksum of the partial chunk at the packet's end (0 if there is none),
+// for [Writer.Acked].
 //
 // When Write returns the bytes are the operating system's: they survive the
 // death of the process.
