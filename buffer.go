@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/longcopy"
 )
@@ -18,6 +19,7 @@ type parcel struct {
 	header, body []byte
 	buffer       *Buffer // that body lies in, or nil
 	from         int     // where in the buffer
+	expires      bool    // a request, which tells how long its caller waits
 }
 
 func (p *parcel) size() int { return len(p.header) + len(p.body) }
@@ -26,6 +28,25 @@ func (p *parcel) size() int { return len(p.header) + len(p.body) }
 func (p *parcel) copyTo(b []byte) {
 	n := copy(b, p.header)
 	longcopy.Fill(b[n:][:len(p.body)], p.body)
+}
+
+// tellTime puts what ctx leaves into a request that is about to go out, which may have
+// waited since it was made. It fails if nothing is left.
+func (p *parcel) tellTime(ctx context.Context) error {
+	if !p.expires {
+		return nil
+	}
+	p.expires = false // the other parts of the message have no header
+	left, late := timeLeft(ctx)
+	if late {
+		return context.DeadlineExceeded
+	}
+	front := p.header
+	if len(front) == 0 {
+		front = p.body
+	}
+	call.PutValue(front, left)
+	return nil
 }
 
 // own copies what lies in the memory of another endpoint's peer, and then looks whether that
@@ -45,6 +66,7 @@ func (p *parcel) own() error {
 // part cuts up to n bytes off the front of the message.
 func (p *parcel) part(n int) parcel {
 	part := *p
+	p.expires = false
 	if len(p.header) > n {
 		part.header, part.body, p.header = p.header[:n], nil, p.header[n:]
 		return part

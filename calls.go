@@ -291,14 +291,9 @@ func (c *Caller) request(ctx context.Context, w *pendingCall, method uint32, h c
 	if c.e.over() {
 		return c.unsent(w, c.e.err)
 	}
-	begun, err := c.sendBehind(ctx, w.header[:], method, h, payload)
-	switch {
-	case err == nil:
-		return nil
-	case begun && c.e.over():
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err) // it may have been posted
-	}
-	return c.unsent(w, err)
+	h.Put(w.header[:])
+	begun, err := c.sendBehind(ctx, parcel{tag: method, header: w.header[:], body: payload, expires: true})
+	return c.sentOrNot(w, begun, err)
 }
 
 // unsent ends a call whose request could not be sent.
@@ -317,13 +312,10 @@ func (c *Caller) unsent(w *pendingCall, err error) error {
 	return fmt.Errorf("%w: %w", ErrNotSent, err)
 }
 
-// sendBehind sends a message behind a header, which it puts into front, and waits as long as
-// that takes.
-func (c *Caller) sendBehind(ctx context.Context, front []byte, tag uint32, header call.Header, payload []byte) (begun bool, err error) {
-	header.Put(front)
-	p := parcel{tag: tag, header: front, body: payload}
+// sendBehind sends a message behind its header, and waits as long as that takes.
+func (c *Caller) sendBehind(ctx context.Context, p parcel) (begun bool, err error) {
 	if p.size() <= link.Small {
-		j := join(front, payload)
+		j := join(p.header, p.body)
 		defer j.free()
 		p.header, p.body = nil, j.bytes()
 	}

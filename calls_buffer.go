@@ -33,21 +33,33 @@ func (c *Caller) CallBuffer(ctx context.Context, method uint32, b *Buffer) (*Mes
 
 // requestBuffer is request for a payload in a buffer.
 func (c *Caller) requestBuffer(ctx context.Context, w *pendingCall, method uint32, h call.Header, b *Buffer) error {
+	p := b.parcel(method, w.header[:])
+	if p.size() > c.e.Eager() {
+		h.Put(w.header[:])
+		return c.requestInTurn(ctx, w, p)
+	}
 	left, late := timeLeft(ctx)
 	if h.Value = left; late {
 		return c.unsent(w, context.DeadlineExceeded)
 	}
 	h.Put(w.header[:])
-	p := b.parcel(method, w.header[:])
-	if p.size() <= c.e.carrier.maxMessage() && c.e.carrier.sendBufferNow(p) {
+	if c.e.carrier.sendBufferNow(p) {
 		return nil
 	}
 	return c.requestInTurn(ctx, w, p)
 }
 
-// requestInTurn sends a request that may have to wait. If it fails the call has ended.
+// requestInTurn sends a request that may have to wait. Its header needs no Value yet. If it
+// fails the call has ended.
 func (c *Caller) requestInTurn(ctx context.Context, w *pendingCall, p parcel) error {
+	p.expires = true
 	begun, err := c.e.sendInTurn(ctx, p)
+	return c.sentOrNot(w, begun, err)
+}
+
+// sentOrNot is what becomes of a request that sendInTurn has sent, or not. If it fails the
+// call has ended.
+func (c *Caller) sentOrNot(w *pendingCall, begun bool, err error) error {
 	switch {
 	case err == nil:
 		return nil

@@ -27,11 +27,7 @@ func (c *Caller) CallJoined(ctx context.Context, method uint32, head, body []byt
 
 // requestJoined is request for a payload in two pieces.
 func (c *Caller) requestJoined(ctx context.Context, w *pendingCall, method uint32, head, body []byte) error {
-	left, late := timeLeft(ctx)
-	if late {
-		return c.unsent(w, context.DeadlineExceeded)
-	}
-	h := call.Header{Kind: call.Request, ID: w.id, Value: left}
+	h := call.Header{Kind: call.Request, ID: w.id}
 	h.Put(w.header[:])
 	j := join(w.header[:], head)
 	defer j.free()

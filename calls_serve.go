@@ -43,7 +43,8 @@ func (c *Caller) answer(r *request, kind call.Kind, tag uint32, payload []byte) 
 		}
 	}
 	if waits {
-		_, err := c.sendBehind(c.ctx, r.header[:], tag, h, payload)
+		h.Put(r.header[:])
+		_, err := c.sendBehind(c.ctx, parcel{tag: tag, header: r.header[:], body: payload})
 		return err
 	}
 	return nil

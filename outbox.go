@@ -155,7 +155,8 @@ func (c *Caller) sendPosted() {
 			c.side.Answered(m.header.ID) // the peer may use the slot again as soon as it hears
 		}
 		c.mu.Unlock()
-		_, _ = c.sendBehind(context.Background(), c.out.header[:], m.tag, m.header, m.bytes()) // the endpoint's end ends it, and tells
+		m.header.Put(c.out.header[:])
+		_, _ = c.sendBehind(context.Background(), parcel{tag: m.tag, header: c.out.header[:], body: m.bytes()}) // the endpoint's end ends it, and tells
 		if m.header.Kind == call.Greeting {
 			c.greeted()
 		}

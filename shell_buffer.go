@@ -183,7 +183,7 @@ func (s *outbound) tryGather(p *parcel) bool {
 
 // offerInPlace offers a part of a long message from where it lies.
 func (s *outbound) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *location) error {
-	if _, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, nil, nil, 0, parcel{}); err != nil {
+	if _, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, nil, nil, 0, p); err != nil {
 		return err
 	}
 	defer s.mu.Unlock()

@@ -175,7 +175,9 @@ func (s *outbound) ready(ctx context.Context, may func(*link.Machine[*Message]) 
 			s.mu.Lock()
 			// Requests that cost no credit may have filled the send queue meanwhile.
 			if err = s.e.Err(); err == nil && may(s.m) {
-				return memory, nil
+				if err = s.tellTime(ctx, &p, memory, size); err == nil {
+					return memory, nil
+				}
 			}
 			s.mu.Unlock()
 		}
@@ -186,6 +188,21 @@ func (s *outbound) ready(ctx context.Context, may func(*link.Machine[*Message]) 
 			return slab.Slab{}, err
 		}
 	}
+}
+
+// tellTime is that of p, whose front may have been copied to the end of memory already. mu is
+// held, so that the message goes out next.
+func (s *outbound) tellTime(ctx context.Context, p *parcel, memory slab.Slab, size int) error {
+	if !p.expires {
+		return nil
+	}
+	err := p.tellTime(ctx)
+	if err == nil && size > 0 {
+		front := *p
+		front = front.part(call.HeaderSize)
+		front.copyTo(memory.Bytes()[size-p.size():])
+	}
+	return err
 }
 
 // errNotIntact: a message in place was copied to be sent on, and may have changed meanwhile.

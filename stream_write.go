@@ -15,7 +15,12 @@ const (
 )
 
 func (s *stream) send(ctx context.Context, p parcel) error {
-	return s.writeMessage(p, func() error { return s.waitBacklog(ctx, s.e.done, backlogLimit, &s.wait) })
+	return s.writeMessage(p, func() error {
+		if err := s.waitBacklog(ctx, s.e.done, backlogLimit, &s.wait); err != nil {
+			return err
+		}
+		return p.tellTime(ctx)
+	})
 }
 
 // writeMessage writes a message in fragments. It calls wait before each.

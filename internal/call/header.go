@@ -60,6 +60,9 @@ func (h *Header) Put(b []byte) {
 	binary.BigEndian.PutUint64(b[8:], uint64(h.ID.Slot)<<32|uint64(h.ID.Generation))
 }
 
+// PutValue changes the Value of a header that Put has encoded.
+func PutValue(b []byte, value uint32) { binary.BigEndian.PutUint32(b[4:HeaderSize], value) }
+
 // Append encodes h behind b.
 func (h *Header) Append(b []byte) []byte {
 	n := len(b)
