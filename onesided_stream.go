@@ -81,7 +81,7 @@ func (s *stream) operate(ctx context.Context, b *Batch) error {
 	s.wantLane(ctx)
 	q := &s.errands
 	set := q.take()
-	err := s.ask(ctx, set, b)
+	asked, err := s.ask(ctx, set, b)
 	if err == nil {
 		err = s.awaitErrands(ctx, set)
 	}
@@ -90,8 +90,8 @@ func (s *stream) operate(ctx context.Context, b *Batch) error {
 	if err == nil {
 		err = set.Err()
 	}
-	if err == nil {
-		for i := range b.ops[:b.count] {
+	for i := range b.ops[:asked] {
+		if !set.Undone(i) {
 			q.operated.add(b.ops[i].kind, b.ops[i].length())
 		}
 	}
@@ -104,30 +104,31 @@ func (s *stream) operate(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// ask sends the operations, each in pieces that fit into a frame.
-func (s *stream) ask(ctx context.Context, set *onesided.Set, b *Batch) error {
+// ask sends the operations, each in pieces that fit into a frame. It returns how many were sent whole.
+func (s *stream) ask(ctx context.Context, set *onesided.Set, b *Batch) (int, error) {
 	for i := range b.ops[:b.count] {
 		o := &b.ops[i]
 		if o.token.ways != 0 {
-			return fmt.Errorf("%w: its token is none of this endpoint's", ErrRevoked)
+			return i, fmt.Errorf("%w: its token is none of this endpoint's", ErrRevoked)
 		}
 		for done := 0; ; {
 			n := 0
 			if !o.atomic() {
 				n = min(len(o.local)-done, s.fragment)
 			}
-			if err := s.askPiece(ctx, set, o, done, n); err != nil {
-				return err
+			if err := s.askPiece(ctx, onesided.Query{Set: set, Of: i}, o, done, n); err != nil {
+				return i, err
 			}
 			if done += n; done >= len(o.local) {
 				break
 			}
 		}
 	}
-	return nil
+	return b.count, nil
 }
 
-func (s *stream) askPiece(ctx context.Context, set *onesided.Set, o *operation, done, n int) error {
+// askPiece sends n bytes of an operation from done on; query has its set and its number.
+func (s *stream) askPiece(ctx context.Context, query onesided.Query, o *operation, done, n int) error {
 	q := &s.errands
 	var id uint32
 	select {
@@ -141,7 +142,6 @@ func (s *stream) askPiece(ctx context.Context, set *onesided.Set, o *operation, 
 			return s.e.err
 		}
 	}
-	query := onesided.Query{Set: set}
 	switch o.kind {
 	case opPut:
 	case opGet:

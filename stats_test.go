@@ -127,6 +127,32 @@ func TestEndpoints(t *testing.T) {
 	})
 }
 
+// Of a batch over TCP in which one operation fails those count that were carried out.
+func TestPartOfABatchCounts(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		if w.transport != TransportTCP {
+			t.Skip("devices count what is posted")
+		}
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		_, token := exposeTo(t, b, 2<<20, allRights)
+		x, gone := exposeTo(t, b, 2<<20, allRights)
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+		batch := a.Batch()
+		batch.Put(token, 0, make([]byte, 100))
+		batch.Put(gone, 0, make([]byte, MaxOperation))
+		batch.Get(token, 0, make([]byte, 10))
+		if err := batch.Do(p.ctx); !errors.Is(err, ErrRevoked) {
+			t.Fatal(err)
+		}
+		if got, want := p.client.Endpoints()[0].Operations, (Operations{Puts: 1, Gets: 1, Bytes: 110}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	})
+}
+
 // A Send that waits for the peer counts from the beginning of the wait, and its time from
 // the end.
 func TestStalls(t *testing.T) {

@@ -9,6 +9,8 @@ type Set struct {
 	Done chan struct{}
 	left int // without an answer
 	err  error
+	// undone has a bit for each number of operations of which one has failed, or was forgotten.
+	undone uint64
 }
 
 // Sets keeps sets whose callers have gone for the next ones.
@@ -27,7 +29,7 @@ func (s *Sets) Take() *Set {
 
 // Put takes a set back that Forget has done with.
 func (s *Sets) Put(set *Set) {
-	set.left, set.err = 0, nil
+	set.left, set.err, set.undone = 0, nil, 0
 	select {
 	case <-set.Done:
 	default:
@@ -45,8 +47,14 @@ func (s *Set) Left() int { return s.left }
 // impossible.
 func (s *Set) Err() error { return s.err }
 
+// Undone tells whether one of the operations with a number has failed, or was forgotten.
+func (s *Set) Undone(number int) bool { return s.undone&(1<<number) != 0 }
+
 // ended takes the end of one of the operations.
-func (s *Set) ended(err error) {
+func (s *Set) ended(number int, err error) {
+	if err != nil {
+		s.undone |= 1 << number
+	}
 	if s.err == nil {
 		s.err = err
 	}
@@ -61,6 +69,9 @@ func (s *Set) ended(err error) {
 // A Query is an operation that the peer is asked for.
 type Query struct {
 	Set *Set
+	// Of is a number below 64 by which Set.Undone tells of it. Several may have the same: a
+	// caller's operation that is asked for in pieces.
+	Of int
 	// Want is how many bytes the answer has if the operation is carried out.
 	Want int
 	// Number says that the answer is a number of 8 bytes, which goes to Value unless that
@@ -131,10 +142,10 @@ func (a *Asked) Take(id uint32, at int, data []byte) {
 
 // Answered ends an operation with what the peer says of it. Its id is free.
 func (a *Asked) Answered(id uint32, err error) {
-	set := a.all[id].Set
+	set, of := a.all[id].Set, a.all[id].Of
 	a.all[id] = query{}
 	if set != nil {
-		set.ended(err)
+		set.ended(of, err)
 	}
 }
 
@@ -149,6 +160,7 @@ func (a *Asked) Forget(set *Set, freed func(id uint32)) {
 		if q.Set != set {
 			continue
 		}
+		set.undone |= 1 << q.Of
 		q.Set, q.Value, q.Into = nil, nil, nil
 		if !q.sent {
 			*q = query{}

@@ -198,3 +198,24 @@ func TestRandomAnswers(t *testing.T) {
 		}
 	}
 }
+
+// A set tells of each of a caller's operations whether one of its pieces has failed or was forgotten.
+func TestUndone(t *testing.T) {
+	a, set := NewAsked(4), newSet()
+	for id, of := range []int{0, 1, 1, 2} {
+		a.Add(uint32(id), Query{Set: set, Of: of})
+		a.Sent(uint32(id), 1)
+	}
+	a.Answered(0, nil)
+	a.Answered(1, errRefused)
+	a.Answered(2, nil)
+	a.Forget(set, noID(t))
+	if set.Undone(0) || !set.Undone(1) || !set.Undone(2) {
+		t.Errorf("undone: %t, %t, %t", set.Undone(0), set.Undone(1), set.Undone(2))
+	}
+	var sets Sets
+	sets.Put(set)
+	if sets.Take().Undone(1) {
+		t.Error("a set that is taken again remembers")
+	}
+}
