@@ -287,16 +287,32 @@ func TestRenamed(t *testing.T) {
 	}
 }
 
+// FuzzRead reads a file that may include itself, and others that include it or each other.
+// References to files elsewhere are left out: they may be any of this computer.
 func FuzzRead(f *testing.F) {
-	f.Add("<configuration><property><name>a</name><value>${b}</value><final>true</final></property></configuration>")
-	f.Add(`<?xml version="1.0"?><!-- c --><configuration><configuration><property name="a" value="b"/></configuration></configuration>`)
-	f.Add(include + `<xi:include href=""><xi:fallback/></xi:include></configuration>`)
+	const property = "<property><name>%s</name><value>1</value></property>"
+	f.Add("<configuration><property><name>a</name><value>${b}</value><final>true</final></property></configuration>", "")
+	f.Add(`<?xml version="1.0"?><!-- c --><configuration><configuration><property name="a" value="b"/></configuration></configuration>`, "")
+	f.Add(include+`<xi:include href=""><xi:fallback/></xi:include></configuration>`, "")
+	f.Add(include+`<xi:include href="fuzz.xml"/></configuration>`, "")
+	f.Add(include+`<xi:include href="sub/other.xml"/><xi:include href="sub/other.xml"/></configuration>`, include+`<xi:include href="../fuzz.xml"/></configuration>`)
+	f.Add(include+`<xi:include href="sub/other.xml"><xi:fallback/></xi:include></configuration>`, include+fmt.Sprintf(property, "x")+`<xi:include href="other.xml"/></configuration>`)
+	f.Add(include+`<xi:include href="none.xml"><xi:fallback><xi:include href="sub/other.xml"/></xi:fallback></xi:include></configuration>`, "<configuration>"+fmt.Sprintf(property, "x")+"</configuration>")
+	f.Add(include+strings.Repeat(`<xi:include href="sub/other.xml"/>`, maxIncluded+3)+"</configuration>", "<configuration/>")
 	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, text string) {
-		if strings.Contains(text, "href=") {
-			t.Skip("it may be a file of this computer")
+	f.Fuzz(func(t *testing.T, text, other string) {
+		for _, s := range []string{text, other} {
+			if !includesOwn(s) {
+				t.Skip("it may be a file of this computer")
+			}
 		}
-		p, err := Read(write(t, dir, "fuzz.xml", text))
+		write(t, dir, "sub/other.xml", other)
+		p := &Properties{values: map[string]value{}}
+		r := &reading{p: p}
+		err := r.file(write(t, dir, "fuzz.xml", text), 0)
+		if r.files > maxIncluded+1 {
+			t.Errorf("%d files were included, at most %d may be", r.files, maxIncluded)
+		}
 		if err != nil {
 			return
 		}
@@ -307,4 +323,22 @@ func FuzzRead(f *testing.F) {
 			p.String(name)
 		}
 	})
+}
+
+// includesOwn tells whether a text refers to no files but those of the fuzz target.
+func includesOwn(text string) bool {
+	for {
+		_, rest, found := strings.Cut(text, "href")
+		if !found {
+			return true
+		}
+		own := false
+		for _, name := range []string{"", "fuzz.xml", "other.xml", "none.xml", "sub/other.xml", "../fuzz.xml"} {
+			own = own || strings.HasPrefix(rest, `="`+name+`"`)
+		}
+		if !own {
+			return false
+		}
+		text = rest
+	}
 }
