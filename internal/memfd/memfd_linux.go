@@ -154,11 +154,8 @@ func Check(fd int, size int64) error {
 // Terms say how Adopt maps memory.
 type Terms struct {
 	Writable bool // for writing, too
-	// Populate maps all pages at once, if the maker has allocated them. It never
-	// allocates any, which would be in this process's name.
-	Populate bool
 	// Foreign says that the maker may be malicious. Memory that could raise SIGBUS
-	// in its hands is refused, and none is populated.
+	// in its hands is refused.
 	Foreign bool
 }
 
@@ -196,9 +193,7 @@ func Adopt(fd int, size int, terms Terms) (memory []byte, err error) {
 		}
 		length = int(stat.Size)
 	}
-	const block = 512 // what Stat_t counts in
-	populate := terms.Populate && !terms.Foreign && stat.Blocks*block >= int64(size)
-	memory, err = mapFile(fd, length, terms.Writable, populate)
+	memory, err = mapFile(fd, length, terms.Writable, false) // it allocates nothing: that would be in this process's name
 	if err != nil {
 		return nil, fmt.Errorf("memfd: map %d bytes: %w", size, err)
 	}

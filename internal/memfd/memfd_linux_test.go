@@ -24,7 +24,7 @@ func TestSharedBetweenMappings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	other, err := Adopt(duplicate(t, f.FD()), 10_000, Terms{Writable: true, Populate: true})
+	other, err := Adopt(duplicate(t, f.FD()), 10_000, Terms{Writable: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestHuge(t *testing.T) {
 		t.Skipf("no huge pages here: %v", err)
 	}
 	defer f.Close()
-	other, err := Adopt(duplicate(t, f.FD()), 1<<20, Terms{Writable: true, Populate: true})
+	other, err := Adopt(duplicate(t, f.FD()), 1<<20, Terms{Writable: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func blocks(t *testing.T, fd int) int64 {
 // the maker is.
 func TestAdoptAllocatesNothing(t *testing.T) {
 	const size = 512 << 20
-	for _, terms := range []Terms{{Writable: true, Populate: true}, {Writable: true, Populate: true, Foreign: true}, {Populate: true, Foreign: true}} {
+	for _, terms := range []Terms{{Writable: true}, {Writable: true, Foreign: true}, {Foreign: true}} {
 		f, err := Create("sparse", size, Sparse)
 		if err != nil {
 			t.Fatal(err)
@@ -217,7 +217,7 @@ func TestForeign(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	memory, err := Adopt(duplicate(t, f.FD()), 4*os.Getpagesize(), Terms{Writable: true, Populate: true, Foreign: true})
+	memory, err := Adopt(duplicate(t, f.FD()), 4*os.Getpagesize(), Terms{Writable: true, Foreign: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -182,7 +182,7 @@ func awaitHandOver(word *atomic.Uint32, value uint32) bool {
 
 // handBack is the other process of BenchmarkFutexLatency.
 func handBack() error {
-	memory, err := memfd.Adopt(3, 4096, memfd.Terms{Writable: true, Populate: true})
+	memory, err := memfd.Adopt(3, 4096, memfd.Terms{Writable: true})
 	if err != nil {
 		return err
 	}
