@@ -37,7 +37,7 @@ func (p *parcel) tellTime(ctx context.Context) error {
 		return nil
 	}
 	p.expires = false // the other parts of the message have no header
-	left, late := timeLeft(ctx)
+	left, late := call.LeftOf(ctx)
 	if late {
 		return context.DeadlineExceeded
 	}

@@ -281,7 +281,7 @@ func (c *Caller) Notify(ctx context.Context, method uint32, payload []byte) erro
 
 // request sends the request of an admitted call. If it fails the call has ended.
 func (c *Caller) request(ctx context.Context, w *pendingCall, method uint32, h call.Header, payload []byte) error {
-	left, late := timeLeft(ctx)
+	left, late := call.LeftOf(ctx)
 	if h.Value = left; late {
 		return c.unsent(w, context.DeadlineExceeded) // its timer has not been run yet
 	}

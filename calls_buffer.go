@@ -38,7 +38,7 @@ func (c *Caller) requestBuffer(ctx context.Context, w *pendingCall, method uint3
 		h.Put(w.header[:])
 		return c.requestInTurn(ctx, w, p)
 	}
-	left, late := timeLeft(ctx)
+	left, late := call.LeftOf(ctx)
 	if h.Value = left; late {
 		return c.unsent(w, context.DeadlineExceeded)
 	}

@@ -5,20 +5,9 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/call"
 )
-
-// timeLeft is what ctx leaves, as a header has it.
-func timeLeft(ctx context.Context) (left uint32, late bool) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return 0, false
-	}
-	d := time.Until(deadline)
-	return call.Left(d), d <= 0
-}
 
 // take returns a pendingCall. mu is held.
 func (c *Caller) take() *pendingCall {

@@ -1,6 +1,7 @@
 package call
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -110,6 +111,16 @@ func Left(d time.Duration) uint32 {
 		return 0
 	}
 	return uint32(us)
+}
+
+// LeftOf is Left for what a context leaves, 0 if it has no deadline. late tells that nothing is left.
+func LeftOf(ctx context.Context) (left uint32, late bool) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return 0, false
+	}
+	d := time.Until(deadline)
+	return Left(d), d <= 0
 }
 
 // Wait is the opposite of Left.

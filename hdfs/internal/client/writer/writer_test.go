@@ -127,7 +127,8 @@ func TestBlame(t *testing.T) {
 		{[]hdfspb.Status{ok, ok}, 2, false},
 		{[]hdfspb.Status{ok, bad}, 1, false},
 		{nil, 0, false},
-		{[]hdfspb.Status{ok, ok, ok, bad}, -1, false}, // there is no fourth
+		{[]hdfspb.Status{ok, ok, ok, bad}, 2, false}, // there is no fourth: the last one of three has failed
+		{[]hdfspb.Status{ok, ok, ok, ok}, 2, false},
 	} {
 		f := blame(&transfer.Ack{Replies: test.replies}, three)
 		switch {
