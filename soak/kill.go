@@ -203,8 +203,8 @@ func (k *killLoop) write(ctx context.Context, id int) {
 	}
 }
 
-// patience is for how long one file is written or read: longer than any process is away.
-const patience = 60 * time.Second
+// fileLimit is for how long one file is written or read: longer than any process is away.
+const fileLimit = 60 * time.Second
 
 // note makes the record of a file that is about to be written.
 func (k *killLoop) note(name string) *record {
@@ -223,7 +223,7 @@ func (k *killLoop) acknowledged(r *record, bytes int64, closed bool) {
 }
 
 func (k *killLoop) writeOne(ctx context.Context, random *rand.Rand, name, transport string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, fileLimit)
 	defer cancel()
 	c, err := k.dialers.own(k.nameNode, transport)
 	if err != nil {
@@ -401,7 +401,7 @@ func (k *killLoop) readOne(ctx context.Context, name, transport string) (length,
 		got, err = compare(name, f)
 		return f.Stat().Size(), got, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, fileLimit)
 	defer cancel()
 	c, err := k.dialers.own(k.nameNode, transport)
 	if err != nil {
