@@ -69,6 +69,19 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 // openKept returns the replica that a request may read up to end, to be given back by
 // done. request is an encoded ClientOperationHeaderProto. bare is as in openReader.
 func (dn *DataNode) openKept(request []byte, end int64, bare bool) (*keptReplica, error) {
+	r, err := dn.findOrOpen(request, end, bare)
+	if err == nil && r.Bare != nil && !bare { // somebody who compares nothing has opened it
+		err = r.Bare
+		dn.kept.done(r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// findOrOpen is openKept, but that a replica without its meta file may be open for others.
+func (dn *DataNode) findOrOpen(request []byte, end int64, bare bool) (*keptReplica, error) {
 	if r := dn.kept.find(request, time.Now()); r != nil {
 		if end <= r.Length {
 			return r, nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
@@ -261,5 +262,8 @@ func TestNativeReadWithoutTheMetaFile(t *testing.T) {
 		if err == nil {
 			m.Release()
 		}
+	}
+	if err := open(t, n, h, 1); !errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("the replica that is open is given to who compares: %v", err)
 	}
 }
