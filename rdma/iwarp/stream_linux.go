@@ -454,14 +454,17 @@ type lingering struct {
 // lingers tells whether the reader looks again at a socket whose last bytes have completed
 // something or asked for a Read.
 func (s *socketStream) lingers(l *lingering) bool {
-	if !s.expects {
-		return false
+	if s.expects && !s.looksOn(l) {
+		*l = lingering{}
+		s.expects = false
 	}
+	return s.expects
+}
+
+// looksOn begins to linger, or goes on.
+func (s *socketStream) looksOn(l *lingering) bool {
 	if l.budget == 0 {
-		l.budget = s.linger.Next()
-		if l.budget <= 0 || s.crowd.Dense() {
-			*l = lingering{}
-			s.expects = false
+		if l.budget = s.linger.Next(); l.budget <= 0 || s.crowd.Dense() {
 			return false
 		}
 		l.began = s.crowd.Now()
@@ -474,13 +477,11 @@ func (s *socketStream) lingers(l *lingering) bool {
 		s.crowd.Pushed(now)
 	}
 	l.last = now
-	if !pushed && !s.crowd.Pressed(now) && now-l.began < l.budget {
-		return true
+	if pushed || s.crowd.Pressed(now) || now-l.began >= l.budget {
+		s.linger.Vain(l.budget)
+		return false
 	}
-	s.linger.Vain(l.budget)
-	*l = lingering{}
-	s.expects = false
-	return false
+	return true
 }
 
 // worthIt ends the lingering, if the reader does, with what it has waited for.
