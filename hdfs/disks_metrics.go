@@ -31,6 +31,7 @@ var (
 	spareBytes  = prometheus.NewDesc("verbena_hdfs_datanode_spare_bytes", "Bytes of the files of removed blocks that are kept for new ones to write over.", nil, nil)
 	sparesKept  = prometheus.NewDesc("verbena_hdfs_datanode_spares_kept_total", "Files of removed blocks that have been kept for new ones.", nil, nil)
 	sparesUsed  = prometheus.NewDesc("verbena_hdfs_datanode_spares_reused_total", "Files of removed blocks that new ones have been written over.", nil, nil)
+	sparesLarge = prometheus.NewDesc("verbena_hdfs_datanode_spares_enlarged_total", "Files of removed blocks that the kernel has put into large pages for new ones.", nil, nil)
 )
 
 // Describe implements [prometheus.Collector].
@@ -40,6 +41,7 @@ func (disksCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- spareBytes
 	ch <- sparesKept
 	ch <- sparesUsed
+	ch <- sparesLarge
 }
 
 // Collect implements [prometheus.Collector].
@@ -50,6 +52,7 @@ func (c disksCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, d := range c {
 		n := d.Spares()
 		spares.Bytes, spares.Kept, spares.Reused = spares.Bytes+n.Bytes, spares.Kept+n.Kept, spares.Reused+n.Reused
+		spares.Enlarged += n.Enlarged
 		for _, s := range d.Disks() {
 			switch {
 			case s.Failed != nil:
@@ -69,4 +72,5 @@ func (c disksCollector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(spareBytes, prometheus.GaugeValue, float64(spares.Bytes))
 	ch <- prometheus.MustNewConstMetric(sparesKept, prometheus.CounterValue, float64(spares.Kept))
 	ch <- prometheus.MustNewConstMetric(sparesUsed, prometheus.CounterValue, float64(spares.Reused))
+	ch <- prometheus.MustNewConstMetric(sparesLarge, prometheus.CounterValue, float64(spares.Enlarged))
 }

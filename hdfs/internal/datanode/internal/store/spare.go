@@ -5,18 +5,21 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/verbena-data/verbena/internal/tmpfs"
 )
 
 // Spares are the data files of removed replicas that a directory in memory keeps, for new
 // replicas to write over. There the kernel finds, counts and links each new page of a file, which
-// costs more than the bytes that are copied to it. Pages that are there already cost the copy alone.
-// Databases recycle the segments of their logs
-// for the same reason.
+// costs more than the bytes that are copied to it. Pages that are there already cost the copy alone,
+// the less so the larger they are: a file becomes a spare in large pages.
+// Databases recycle the segments of their logs for the same reason.
 //
 // What a spare holds is nobody's any more, and must reach nobody. Only a file that nobody has open
 // becomes one, neither a reader here nor a process that got its descriptor; the kernel tells. A
@@ -41,6 +44,9 @@ type spares struct {
 	kept   uint64                // files, ever
 	reused uint64
 
+	small    atomic.Int64  // Unix nanoseconds until which spares stay in small pages
+	enlarged atomic.Uint64 // files that were put into large pages, ever
+
 	removing sync.Mutex // held while files are removed that are not in files any more
 }
 
@@ -64,6 +70,9 @@ const (
 	spareAge  = 10 * time.Minute
 	spareLook = time.Second
 	spareRoom = 8
+	// Where the kernel found no large page it is not asked again for spareSmall: it may have moved
+	// others' pages to make one, in vain.
+	spareSmall = time.Minute
 )
 
 func (v *volume) sparePath() string { return v.fs.PathJoin(v.dir, "spare") }
@@ -100,31 +109,44 @@ func (v *volume) prepareSpares(most int64) error {
 // keepSpare makes the data file of a replica that is being removed a spare. It is false if the
 // file is to be removed.
 func (v *volume) keepSpare(id uint64) bool {
+	path := v.dataPath(id)
+	info, err := v.fs.Stat(path)
+	if err != nil || !v.spares.reserve(info.Size()) {
+		return false
+	}
+	kept := !v.scarce() && v.ready(path, info)
 	s := &v.spares
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.most == 0 || s.paused {
+	if kept {
+		to := v.fs.PathJoin(v.sparePath(), strconv.FormatUint(s.number, 10))
+		s.number++
+		if kept = v.fs.Rename(path, to) == nil; kept {
+			s.files = append(s.files, spare{to, info.Size(), time.Now()})
+			s.kept++
+			v.lookLater()
+		}
+	}
+	if !kept {
+		s.bytes -= info.Size()
+	}
+	return kept
+}
+
+// reserve counts a file of size bytes among the spares, if there is room for it.
+func (s *spares) reserve(size int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.most == 0 || s.paused || size < s.least || s.bytes+s.unused+size > s.most {
 		return false
 	}
-	path := v.dataPath(id)
-	info, err := v.fs.Stat(path)
-	if err != nil || info.Size() < s.least || s.bytes+s.unused+info.Size() > s.most || v.scarce() || !v.nobodys(path, info) {
-		return false
-	}
-	to := v.fs.PathJoin(v.sparePath(), strconv.FormatUint(s.number, 10))
-	if err := v.fs.Rename(path, to); err != nil {
-		return false
-	}
-	s.number++
-	s.files = append(s.files, spare{to, info.Size(), time.Now()})
-	s.bytes += info.Size()
-	s.kept++
-	v.lookLater()
+	s.bytes += size
 	return true
 }
 
-// nobodys tells whether a file has one name, and nobody has it open, in whatever process.
-func (v *volume) nobodys(path string, info vfs.FileInfo) bool {
+// ready tells whether a file has one name, and nobody has it open, in whatever process. If so it
+// has the kernel put the file into large pages.
+func (v *volume) ready(path string, info vfs.FileInfo) bool {
 	if links(info) != 1 {
 		return false
 	}
@@ -133,7 +155,29 @@ func (v *volume) nobodys(path string, info vfs.FileInfo) bool {
 		return false
 	}
 	defer f.Close()
-	return f.Fd() == vfs.InvalidFd || openOnce(f.Fd()) // invalid: of a file system of tests
+	if f.Fd() == vfs.InvalidFd { // of a file system of tests
+		return true
+	}
+	if !openOnce(f.Fd()) {
+		return false
+	}
+	v.enlarge(f.Fd(), info.Size())
+	return true
+}
+
+// enlarge has the kernel put a file into large pages, if it has any to spare. Bytes that are
+// written over are in the memory that their file has, and after days of others' work that is in
+// pieces of 4 KiB anywhere: to reach each costs as much again as the copy of its bytes, or more.
+func (v *volume) enlarge(fd uintptr, size int64) {
+	s := &v.spares
+	if !v.memory || time.Now().UnixNano() < s.small.Load() {
+		return
+	}
+	if err := tmpfs.Enlarge(int(fd), size); err != nil {
+		s.small.Store(time.Now().Add(spareSmall).UnixNano())
+		return
+	}
+	s.enlarged.Add(1)
 }
 
 // scarce tells whether others may need the room of the spares.
@@ -256,6 +300,8 @@ type SpareStats struct {
 	Files, Bytes uint64 // now; Bytes counts those, too, that are being written over, as far as they are not yet
 	// Kept and Reused are how many have been kept, and written over, since the store was opened.
 	Kept, Reused uint64
+	// Enlarged is how many of those kept the kernel has put into large pages.
+	Enlarged uint64
 }
 
 // Spares returns the numbers of all directories together.
@@ -267,6 +313,7 @@ func (s *Store) Spares() (n SpareStats) {
 		n.Kept += v.spares.kept
 		n.Reused += v.spares.reused
 		v.spares.mu.Unlock()
+		n.Enlarged += v.spares.enlarged.Load()
 	}
 	return n
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/internal/tmpfs"
 )
 
 // roomyFS is the machine's file system with room to spare, however full its disk is: a store gives
@@ -568,5 +569,39 @@ func TestSparesAtOnce(t *testing.T) {
 	must(t, s.Close())
 	if n := s.Spares(); n.Files != 0 || n.Bytes != 0 {
 		t.Errorf("after Close: %+v", n)
+	}
+}
+
+// TestSparesInLargePages keeps the file of a removed replica in memory, where the kernel is asked to
+// put it into large pages.
+func TestSparesInLargePages(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "verbena-test-*")
+	if err != nil || !tmpfs.Holds(dir) {
+		t.Skip("/dev/shm does not lie in memory")
+	}
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	s, err := Open(Config{Dirs: []Directory{{Path: dir}}, BootID: "a", Spare: 1 << 30})
+	must(t, err)
+	defer s.Close()
+	rng := rand.New(rand.NewPCG(2, 9))
+	for round := range uint64(3) {
+		data := random(rng, 4<<20)
+		put(t, s, round, data)
+		if !bytes.Equal(contents(t, s, round), data) {
+			t.Fatalf("round %d: other bytes came back", round)
+		}
+		s.cuts.Wait()
+		must(t, s.Delete(round, 1001))
+	}
+	n := s.Spares()
+	if n.Kept == 0 {
+		t.Skip("less than an eighth of /dev/shm is left")
+	}
+	if n.Kept != 3 || n.Reused != 2 || n.Files != 1 || n.Bytes != 4<<20 {
+		t.Errorf("%+v", n)
+	}
+	small := s.volumes[0].spares.small.Load() != 0 // asked in vain
+	if !small && n.Enlarged != 3 || small && n.Enlarged == 3 {
+		t.Errorf("%d of 3 were put into large pages; asked in vain: %t", n.Enlarged, small)
 	}
 }
