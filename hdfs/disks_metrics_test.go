@@ -27,7 +27,7 @@ func TestDisksCollector(t *testing.T) {
 			got[name] = m.GetGauge().GetValue()
 		}
 	}
-	if _, ok := got["disk_wait_seconds"]; !ok || len(got) != 7 || got["directories in service"] != 2 || got["directories hanging"] != 0 || got["directories failed"] != 0 {
+	if _, ok := got["disk_wait_seconds"]; !ok || len(got) != 8 || got["directories in service"] != 2 || got["directories hanging"] != 0 || got["directories failed"] != 0 {
 		t.Errorf("%v", got)
 	}
 }
