@@ -223,7 +223,7 @@ func (r *refusal) answer(ctx context.Context, c *Config, service *verbena.Servic
 func (c *Config) answers(ctx context.Context, e *verbena.Endpoint, message []byte) bool {
 	_, err := receiveHello(ctx, e, c.Size)
 	var process *ProcessError
-	if errors.As(err, &process) {
+	if errors.As(err, &process) && !errors.Is(err, errNoHello) {
 		return true // it tells the same
 	}
 	if err == nil {

@@ -181,12 +181,16 @@ func (p *peer) unmet(err error) error {
 	}
 }
 
-// receiveHello receives the first message. It is a *ProcessError of one of size processes if that says that
-// they cannot all join.
+// errNoHello is why there is no first message. Beside it may be a *ProcessError that this process has heard of elsewhere: what
+// ended the wait.
+var errNoHello = errors.New("no hello")
+
+// receiveHello receives the first message. It is a *ProcessError of one of size processes, and not errNoHello, if that
+// says that they cannot all join.
 func receiveHello(ctx context.Context, e *verbena.Endpoint, size int) (h wire.Hello, err error) {
 	m, err := e.Receive(ctx)
 	if err != nil {
-		return h, fmt.Errorf("no hello: %w", err)
+		return h, fmt.Errorf("%w: %w", errNoHello, err)
 	}
 	defer m.Release()
 	if m.Tag == wire.TagAbort {

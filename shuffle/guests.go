@@ -93,7 +93,7 @@ func (g *guests) welcome(ctx context.Context, e *verbena.Endpoint) {
 	case p != nil: // it is told before its endpoint is closed
 		g.tell(ctx, err)
 		return
-	case errors.As(err, &process):
+	case errors.As(err, &process) && !errors.Is(err, errNoHello):
 		g.mu.Lock()
 		g.heard++
 		g.mu.Unlock()

@@ -150,6 +150,68 @@ func TestProcessDiesBeforeAllHaveJoined(t *testing.T) {
 	}
 }
 
+// Who has been accepted, and says hello when this process has heard elsewhere that another one cannot
+// join, is told of that, too.
+func TestWhoSaysHelloLateIsTold(t *testing.T) {
+	for _, w := range worlds {
+		t.Run(w.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			members := w.members(t, 3, shuffle.Config{})
+			second := join(ctx, members[1])
+			e := dialUntilServed(ctx, t, members[2], 1)
+			defer e.Close()
+			heard := dialledBy(ctx, t, members[0])
+			a := wire.Abort{Rank: 0, Kind: wire.AbortedByProgram, Reason: "no disk"}
+			if err := heard.Send(ctx, wire.TagAbort, a.Append(nil)); err != nil {
+				t.Fatal(err)
+			}
+			// It tells those that it has met, this one too, when it no longer waits for a hello.
+			for said := wire.TagHello; said != wire.TagAbort; {
+				m, err := heard.Receive(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				said = m.Tag
+				m.Release()
+			}
+			h := shuffle.HelloOf(members[2])
+			if err := e.Send(ctx, wire.TagHello, h.Append(nil)); err != nil {
+				t.Errorf("the endpoint was closed before it said anything: %v", err)
+			}
+			m, err := e.Receive(ctx)
+			if err != nil {
+				t.Fatalf("told nothing: %v", err)
+			}
+			defer m.Release()
+			told, err := wire.ParseAbort(m.Bytes())
+			if m.Tag != wire.TagAbort || err != nil || told.Rank != 0 || !strings.Contains(told.Reason, "no disk") {
+				t.Errorf("tag %d, %+v, %v", m.Tag, told, err)
+			}
+			var process *shuffle.ProcessError
+			if err := <-second; !errors.As(err, &process) || process.Rank != 0 {
+				t.Errorf("process 1: %v", err)
+			}
+		})
+	}
+}
+
+// dialledBy is the endpoint of the next process that dials a member that does not join.
+func dialledBy(ctx context.Context, t *testing.T, c shuffle.Config) *verbena.Endpoint {
+	t.Helper()
+	service, err := c.Listener.Service(wire.Service, verbena.ServiceConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = service.Close() })
+	e, err := service.Accept(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
 // Who is met when the others have just been told of a failure, and before this process has stopped to meet others, is told, too:
 // it would take the end of the endpoint for a process that was lost.
 func TestWhoIsMetLateIsTold(t *testing.T) {
