@@ -222,8 +222,7 @@ func (r *refusal) answer(ctx context.Context, c *Config, service *verbena.Servic
 // answers tells a process, and reports false if it is none of the exchange.
 func (c *Config) answers(ctx context.Context, e *verbena.Endpoint, message []byte) bool {
 	_, err := receiveHello(ctx, e, c.Size)
-	var process *ProcessError
-	if errors.As(err, &process) && !errors.Is(err, errNoHello) {
+	if saidSo(err) {
 		return true // it tells the same
 	}
 	if err == nil {

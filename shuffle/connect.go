@@ -185,6 +185,12 @@ func (p *peer) unmet(err error) error {
 // ended the wait.
 var errNoHello = errors.New("no hello")
 
+// saidSo tells whether the error of receiveHello is what the peer has said in place of a hello.
+func saidSo(err error) bool {
+	var process *ProcessError
+	return errors.As(err, &process) && !errors.Is(err, errNoHello)
+}
+
 // receiveHello receives the first message. It is a *ProcessError of one of size processes, and not errNoHello, if that
 // says that they cannot all join.
 func receiveHello(ctx context.Context, e *verbena.Endpoint, size int) (h wire.Hello, err error) {

@@ -2,7 +2,6 @@ package shuffle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -84,7 +83,6 @@ func (g *guests) receive(ctx context.Context) error {
 // welcome finds out whose an endpoint is.
 func (g *guests) welcome(ctx context.Context, e *verbena.Endpoint) {
 	p, err := g.x.welcome(ctx, e)
-	var process *ProcessError
 	switch {
 	case err == nil:
 		p.start()
@@ -93,7 +91,7 @@ func (g *guests) welcome(ctx context.Context, e *verbena.Endpoint) {
 	case p != nil: // it is told before its endpoint is closed
 		g.tell(ctx, err)
 		return
-	case errors.As(err, &process) && !errors.Is(err, errNoHello):
+	case saidSo(err):
 		g.mu.Lock()
 		g.heard++
 		g.mu.Unlock()
