@@ -13,6 +13,8 @@ import (
 // shmem: add large folio support for tmpfs"). Before, it did only where the file was that long already.
 const largeMajor, largeMinor = 6, 14
 
+const shmemEnabled = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
 // Holds tells whether a directory lies in memory, where no read or write waits for a disk.
 func Holds(dir string) bool {
 	var st unix.Statfs_t
@@ -26,7 +28,7 @@ func SmallPages(dir string) (mount string, small bool) {
 	if unix.Uname(&name) != nil || !givesLarge(unix.ByteSliceToString(name.Release[:])) {
 		return "", false
 	}
-	enabled, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+	enabled, err := os.ReadFile(shmemEnabled)
 	if err != nil || strings.Contains(string(enabled), "[deny]") || strings.Contains(string(enabled), "[force]") {
 		return "", false // no mount changes anything
 	}

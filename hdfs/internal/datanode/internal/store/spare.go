@@ -17,8 +17,8 @@ import (
 
 // Spares are the data files of removed replicas that a directory in memory keeps, for new
 // replicas to write over. There the kernel finds, counts and links each new page of a file, which
-// costs more than the bytes that are copied to it. Pages that are there already cost the copy alone,
-// the less so the larger they are: a file becomes a spare in large pages.
+// costs more than the bytes that are copied to it. Pages that are there already cost the copy alone.
+// Large pages cost less of it than small ones, so that a file is put into large pages when it becomes a spare.
 // Databases recycle the segments of their logs for the same reason.
 //
 // What a spare holds is nobody's any more, and must reach nobody. Only a file that nobody has open
