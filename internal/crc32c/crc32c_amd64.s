@@ -1,5 +1,7 @@
 #include "textflag.h"
 
+// On processors with registers of 512 bits.
+
 // Moves the polynomials in Z by the distance of Z5's factors and adds NEXT.
 #define FOLD(Z, NEXT) \
 	VPCLMULQDQ $0x00, Z5, Z, Z6   \
@@ -14,8 +16,8 @@
 	VPXOR      X6, X7, X6       \
 	VPXOR      X6, NEXT, NEXT
 
-// func fold(crc uint32, data *byte, n int, factors *[6]uint64) uint32
-TEXT ·fold(SB), NOSPLIT, $0-36
+// func fold512(crc uint32, data *byte, n int, factors *[6]uint64) uint32
+TEXT ·fold512(SB), NOSPLIT, $0-36
 	MOVL crc+0(FP), AX
 	MOVQ data+8(FP), SI
 	MOVQ n+16(FP), CX
@@ -71,8 +73,8 @@ last:
 	VPCLMULQDQ $0x11, PLACES, Z, Z    \
 	VPTERNLOGD $0x96, TEMP, Z, SUM
 
-// func sums512(sums, data *byte, n int, places *[64]uint64)
-TEXT ·sums512(SB), NOSPLIT, $0-32
+// func chunks512(sums, data *byte, n int, places *[64]uint64)
+TEXT ·chunks512(SB), NOSPLIT, $0-32
 	MOVQ sums+0(FP), DI
 	MOVQ data+8(FP), SI
 	MOVQ n+16(FP), CX
@@ -133,14 +135,153 @@ chunk:
 	VZEROUPPER
 	RET
 
+// On processors with registers of 256 bits. PREFETCHT0 has bytes fetched that are next but a few
+// KiB: bytes that no cache has come twice as fast so. It may name memory that is not there.
+
+// Moves the polynomials in Y by the distance of Y8's factors and adds NEXT.
+#define FOLD256(Y, NEXT) \
+	VPCLMULQDQ $0x00, Y8, Y, Y6 \
+	VPCLMULQDQ $0x11, Y8, Y, Y7 \
+	VPXOR      NEXT, Y6, Y6     \
+	VPXOR      Y6, Y7, Y
+
+// func fold256(crc uint32, data *byte, n int, factors *[6]uint64) uint32
+TEXT ·fold256(SB), NOSPLIT, $0-36
+	MOVL crc+0(FP), AX
+	MOVQ data+8(FP), SI
+	MOVQ n+16(FP), CX
+	MOVQ factors+24(FP), DI
+
+	VMOVDQU 0(SI), Y0
+	VMOVDQU 32(SI), Y1
+	VMOVDQU 64(SI), Y2
+	VMOVDQU 96(SI), Y3
+	VMOVD   AX, X4
+	VPXOR   Y4, Y0, Y0
+
+	VBROADCASTI128 0(DI), Y8
+
+next:
+	ADDQ       $128, SI
+	SUBQ       $128, CX
+	JZ         last
+	PREFETCHT0 2048(SI)
+	PREFETCHT0 2112(SI)
+	FOLD256(Y0, 0(SI))
+	FOLD256(Y1, 32(SI))
+	FOLD256(Y2, 64(SI))
+	FOLD256(Y3, 96(SI))
+	JMP        next
+
+last:
+	VBROADCASTI128 16(DI), Y8
+	FOLD256(Y0, Y1)
+	FOLD256(Y0, Y2)
+	FOLD256(Y0, Y3)
+
+	VMOVDQU      32(DI), X5
+	VEXTRACTI128 $1, Y0, X1
+	FOLD128(X0, X1)
+
+	// What is left has the CRC of the whole.
+	VMOVQ   X1, AX
+	VPEXTRQ $1, X1, DX
+	VZEROUPPER
+	XORL    BX, BX
+	CRC32Q  AX, BX
+	CRC32Q  DX, BX
+	MOVL    BX, ret+32(FP)
+	RET
+
+// Moves the 256 bits AT bytes on in a chunk to its end, and adds them to SUM. TEMP is overwritten.
+#define PLACE256(AT, TEMP, SUM) \
+	VMOVDQU    AT(SI), Y0              \
+	VPCLMULQDQ $0x00, AT(DX), Y0, TEMP \
+	VPCLMULQDQ $0x11, AT(DX), Y0, Y0   \
+	VPXOR      TEMP, SUM, SUM          \
+	VPXOR      Y0, SUM, SUM
+
+// func chunks256(sums, data *byte, n int, places *[64]uint64)
+TEXT ·chunks256(SB), NOSPLIT, $0-32
+	MOVQ sums+0(FP), DI
+	MOVQ data+8(FP), SI
+	MOVQ n+16(FP), CX
+	MOVQ places+24(FP), DX
+
+	MOVL  $0xFFFFFFFF, AX
+	VMOVD AX, X15
+
+chunk:
+	PREFETCHT0 3072(SI)
+	PREFETCHT0 3136(SI)
+	PREFETCHT0 3200(SI)
+	PREFETCHT0 3264(SI)
+	PREFETCHT0 3328(SI)
+	PREFETCHT0 3392(SI)
+	PREFETCHT0 3456(SI)
+	PREFETCHT0 3520(SI)
+
+	VMOVDQU    0(SI), Y0
+	VPXOR      Y15, Y0, Y0 // a CRC begins with ones
+	VPCLMULQDQ $0x00, 0(DX), Y0, Y8
+	VPCLMULQDQ $0x11, 0(DX), Y0, Y9
+	VMOVDQU    496(SI), X10 // the last 128 bits are where they belong
+	PLACE256(32, Y12, Y9)
+	PLACE256(64, Y13, Y10)
+	PLACE256(96, Y11, Y8)
+	PLACE256(128, Y12, Y9)
+	PLACE256(160, Y13, Y10)
+	PLACE256(192, Y11, Y8)
+	PLACE256(224, Y12, Y9)
+	PLACE256(256, Y13, Y10)
+	PLACE256(288, Y11, Y8)
+	PLACE256(320, Y12, Y9)
+	PLACE256(352, Y13, Y10)
+	PLACE256(384, Y11, Y8)
+	PLACE256(416, Y12, Y9)
+	PLACE256(448, Y13, Y10)
+	PLACE256(480, Y11, Y8)
+
+	// What is left has the CRC of the whole.
+	VPXOR        Y8, Y9, Y9
+	VPXOR        Y9, Y10, Y10
+	VEXTRACTI128 $1, Y10, X11
+	VPXOR        X11, X10, X10
+	VMOVQ        X10, AX
+	VPEXTRQ      $1, X10, R8
+	XORL         BX, BX
+	CRC32Q       AX, BX
+	CRC32Q       R8, BX
+	NOTL         BX
+	BSWAPL       BX
+	MOVL         BX, (DI)
+	ADDQ         $4, DI
+	ADDQ         $512, SI
+	DECQ         CX
+	JNZ          chunk
+	VZEROUPPER
+	RET
+
+// func multipliesWide() bool
+TEXT ·multipliesWide(SB), NOSPLIT, $0-1
+	MOVL  $7, AX
+	XORL  CX, CX
+	CPUID
+	SHRL  $10, CX
+	ANDL  $1, CX
+	MOVB  CX, ret+0(FP)
+	RET
+
+// On processors with neither.
+
 // Adds 64 bits of each of three chunks, AT bytes on.
 #define WORDS(AT) \
 	CRC32Q AT(SI), R8       \
 	CRC32Q (512+AT)(SI), R9 \
 	CRC32Q (1024+AT)(SI), R10
 
-// func threeSums512(sums, data *byte, n int)
-TEXT ·threeSums512(SB), NOSPLIT, $0-24
+// func threeChunks(sums, data *byte, n int)
+TEXT ·threeChunks(SB), NOSPLIT, $0-24
 	MOVQ sums+0(FP), DI
 	MOVQ data+8(FP), SI
 	MOVQ n+16(FP), CX
@@ -152,6 +293,9 @@ chunks:
 	MOVL $8, DX
 
 line:
+	PREFETCHT0 3072(SI)
+	PREFETCHT0 3584(SI)
+	PREFETCHT0 4096(SI)
 	WORDS(0)
 	WORDS(8)
 	WORDS(16)
