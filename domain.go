@@ -97,10 +97,11 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	if cfg.relay {
 		long |= rdma.AccessRemoteRead
 	}
-	n.longPool = slab.New(n.domain, long, receive-receive/2)
+	// What a peer is offered does not change before it is taken.
+	n.longPool = slab.New(n.domain, long, receive-receive/2).Steady()
 	// One-sided operations read into what is sent, and into buffers.
 	n.sendPool = slab.New(n.domain, rdma.AccessLocalWrite, send/2)
-	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead|rdma.AccessLocalWrite, send-send/2)
+	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead|rdma.AccessLocalWrite, send-send/2).Steady()
 	n.exposed, n.user = newLending(send, "bytes"), newRegistrations(n.domain, send)
 	n.shares = newShares(n.longPool, n.receivePool.Holds(n.receiveSize()))
 	n.unwatch = func() {}

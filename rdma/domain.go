@@ -78,6 +78,17 @@ type WithdrawableRegion interface {
 	Withdraw() error
 }
 
+// A SteadyRegion can be promised to keep still. Who sends checksums with bytes in
+// software has to copy what a peer reads first, since the program may write there at any
+// time. Devices without checksums of their own have no such regions.
+type SteadyRegion interface {
+	Region
+	// Steady promises that no byte changes while a peer with the key reads it. A peer
+	// that reads bytes which change nevertheless may end the queue pair, because their
+	// checksum is wrong. It is called before a peer gets the key.
+	Steady()
+}
+
 // UserMemory is memory that the program has mapped itself, outside the Go heap.
 type UserMemory struct {
 	Bytes  []byte

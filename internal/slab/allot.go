@@ -245,7 +245,7 @@ func (p *Pool) carryOut(pl *plan) (s Slab, again bool, err error) {
 	if p.foretold(pl) {
 		return Slab{}, true, nil
 	}
-	region, err := p.domain.Allocate(pl.size, p.access)
+	region, err := p.allocate(pl.size)
 	if err != nil {
 		region, err = p.allocateAgain(pl, err)
 	}
@@ -293,7 +293,7 @@ func (p *Pool) allocateAgain(pl *plan, refusal error) (rdma.Region, error) {
 	pl.size = pl.bytes
 	_ = p.giveBack(p.evictAll()) // it is in failure
 	p.mu.Unlock()
-	region, err := p.domain.Allocate(pl.size, p.access)
+	region, err := p.allocate(pl.size)
 	if err != nil {
 		return nil, refusal
 	}

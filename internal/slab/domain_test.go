@@ -76,7 +76,11 @@ type region struct {
 	memory []byte
 	key    uint32
 	access rdma.Access
+	steady bool
 }
+
+// Steady implements [rdma.SteadyRegion].
+func (r *region) Steady() { r.steady = true }
 
 func (r *region) Bytes() []byte       { return r.memory }
 func (r *region) Key() uint32         { return r.key }

@@ -29,6 +29,7 @@ var ErrExhausted = errors.New("slab: memory exhausted")
 type Pool struct {
 	domain rdma.Domain
 	access rdma.Access
+	steady bool
 	limit  int64
 
 	shelves [shelved]shelf
@@ -86,6 +87,22 @@ func New(domain rdma.Domain, access rdma.Access, limit int64) *Pool {
 	p.trim.patience = minPatience
 	p.squeeze.allowed = limit
 	return p
+}
+
+// Steady promises that no byte of a slab changes while a peer reads it ([rdma.SteadyRegion]).
+// It is called before the first slab is asked for, and returns the pool.
+func (p *Pool) Steady() *Pool {
+	p.steady = true
+	return p
+}
+
+// allocate registers a region.
+func (p *Pool) allocate(size int) (rdma.Region, error) {
+	region, err := p.domain.Allocate(size, p.access)
+	if still, ok := region.(rdma.SteadyRegion); ok && p.steady && err == nil {
+		still.Steady()
+	}
+	return region, err
 }
 
 // TryGet returns a slab of at least size bytes if there is one without waiting

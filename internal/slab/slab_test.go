@@ -281,6 +281,43 @@ func TestFreshMemoryIsZero(t *testing.T) {
 	p.Put(s)
 }
 
+// Regions of a pool that promises it keep still, arenas, private ones and those of large slabs.
+func TestSteady(t *testing.T) {
+	for _, promised := range []bool{false, true} {
+		p, d := newPool(t, 64<<20)
+		if promised {
+			p.Steady()
+		}
+		private := p.NewPrivate()
+		var slabs []Slab
+		for _, get := range []func() (Slab, bool, error){
+			func() (Slab, bool, error) { return p.TryGet(4 << 10) },
+			func() (Slab, bool, error) { return p.TryGet(8 << 20) },
+			func() (Slab, bool, error) { return private.TryGet(4 << 10) },
+		} {
+			s, ok, err := get()
+			if !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+			slabs = append(slabs, s)
+		}
+		if len(d.regions) < 3 {
+			t.Fatalf("%d regions, want three kinds", len(d.regions))
+		}
+		for r := range d.regions {
+			if r.steady != promised {
+				t.Errorf("promised: %v; a region of %d bytes keeps still: %v", promised, len(r.memory), r.steady)
+			}
+		}
+		for _, s := range slabs {
+			p.Put(s)
+		}
+		if err := private.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestPutTwice(t *testing.T) {
 	if !race.Enabled {
 		t.Skip("the race detector's build looks for it")

@@ -16,6 +16,7 @@ var operationCases = []testCase{
 	{"Write", nil, func(e *env) { testSizes(e, rdma.OpWrite) }},
 	{"WriteImmediate", []Feature{FeatureWriteImmediate}, func(e *env) { testSizes(e, rdma.OpWriteImmediate) }},
 	{"Read", nil, func(e *env) { testSizes(e, rdma.OpRead) }},
+	{"ReadSteady", nil, testReadSteady},
 	{"ScatterGather", nil, testScatterGather},
 	{"ReadScatter", []Feature{FeatureReadScatter}, testReadScatter},
 	{"CompareSwap", []Feature{FeatureAtomics}, testCompareSwap},
@@ -209,6 +210,28 @@ func testReadScatter(e *env) {
 		a.send(rdma.SendRequest{ID: uint64(n), Op: rdma.OpRead, Flags: rdma.Signaled, Remote: source.at(0), SGEs: into})
 		a.sends.success(uint64(n))
 		e.same(pick(sink.read(0, sink.size), at), data[:n], fmt.Sprintf("Read of %d bytes in %d entries", n, len(into)))
+	}
+}
+
+// testReadSteady reads regions that keep still, if the device has such, and again after they have
+// changed between two Reads.
+func testReadSteady(e *env) {
+	a, b := e.connect(nil)
+	for _, n := range e.sizes() {
+		if n == 0 || n > 4<<20 {
+			continue
+		}
+		source, sink := b.s.memory(n), a.s.memory(n)
+		if still, ok := source.Region.(rdma.SteadyRegion); ok {
+			still.Steady()
+		}
+		for round := range 2 {
+			data := patterned(n, uint64(n+round))
+			source.write(0, data)
+			a.send(rdma.SendRequest{ID: uint64(round), Op: rdma.OpRead, Flags: rdma.Signaled, Remote: source.at(0), SGEs: sink.sge(0, n)})
+			a.sends.success(uint64(round))
+			e.same(sink.read(0, n), data, fmt.Sprintf("Read %d of %d bytes that keep still", round, n))
+		}
 	}
 }
 

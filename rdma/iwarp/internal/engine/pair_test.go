@@ -56,10 +56,7 @@ func (n *end) write() {
 	n.role = false
 	b := NewBatch()
 	for n.engine.Fill(b) {
-		for _, v := range b.Vectors {
-			n.wire = append(n.wire, v...)
-		}
-		n.engine.Written(b)
+		n.take(b)
 	}
 	b.Free()
 }

@@ -35,7 +35,7 @@ type Batch struct {
 	// Size is the sum of the vectors' lengths.
 	Size int
 
-	held   []byte   // payloads of Read Responses, where there are CRCs
+	held   []byte   // payloads that may change, where there are CRCs
 	marked []byte   // everything, where there are markers
 	parts  [][]byte // of a frame, while it is marked
 
@@ -49,10 +49,10 @@ type Batch struct {
 
 // frame is where an FPDU lies, for its CRC.
 type frame struct {
-	start, header int // in the arena: from the length to the end of what is copied
-	vector, count int // the payload's vectors, if it was not copied
-	crc           int // in the arena, after the padding
-	response      bool
+	start, header int  // in the arena: from the length to the end of what is copied
+	vector, count int  // the payload's vectors, if it was not copied
+	crc           int  // in the arena, after the padding
+	restless      bool // others may write to the payload
 }
 
 var batches = sync.Pool{New: func() any {
@@ -108,12 +108,12 @@ func (b *Batch) close() {
 	}
 }
 
-// hold copies the payloads of Read Responses. Others may write to memory that peers
-// read, at any time, and the CRC has to be that of the bytes which go out.
+// hold copies the payloads of Read Responses out of regions that do not keep still. Others may
+// write there at any time, and the CRC has to be that of the bytes which go out.
 func (b *Batch) hold() {
 	size := 0
 	for i := range b.frames {
-		if f := &b.frames[i]; f.response {
+		if f := &b.frames[i]; f.restless {
 			for _, v := range b.Vectors[f.vector : f.vector+f.count] {
 				size += len(v)
 			}
@@ -128,7 +128,7 @@ func (b *Batch) hold() {
 	b.held = b.held[:0]
 	for i := range b.frames {
 		f := &b.frames[i]
-		if !f.response {
+		if !f.restless {
 			continue
 		}
 		for j, v := range b.Vectors[f.vector : f.vector+f.count] {
@@ -207,7 +207,7 @@ func (e *Engine) emit(b *Batch) {
 	start, vectors, pins, flat := len(b.arena), len(b.Vectors), len(b.pins), b.flat
 	b.arena = binary.BigEndian.AppendUint16(b.arena, uint16(header+n))
 	b.arena = m.segment.Append(b.arena)
-	f := frame{start: start, response: m.kind == messageResponse}
+	f := frame{start: start}
 	if len(m.body) > 0 {
 		b.arena = append(b.arena, m.body[:n]...)
 		m.body = m.body[n:]
@@ -264,6 +264,7 @@ func (e *Engine) gather(b *Batch, f *frame, n int) bool {
 			b.Vectors = append(b.Vectors, bytes)
 			b.pins = append(b.pins, p.region)
 			f.count++
+			f.restless = f.restless || m.kind == messageResponse && !p.region.KeepsStill()
 		}
 		n -= k
 		if m.at += k; m.at == p.length {

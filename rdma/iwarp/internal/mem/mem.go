@@ -77,6 +77,7 @@ type Region struct {
 	base   uint64
 	access rdma.Access
 	lent   bool // the program has mapped the bytes, and unmaps them
+	steady atomic.Bool
 
 	pins     atomic.Int64 // and closing
 	idle     chan struct{}
@@ -155,6 +156,12 @@ func (r *Region) Address() uint64 { return r.base }
 
 // Access implements [rdma.Region].
 func (r *Region) Access() rdma.Access { return r.access }
+
+// Steady implements [rdma.SteadyRegion].
+func (r *Region) Steady() { r.steady.Store(true) }
+
+// KeepsStill tells whether no byte changes while a peer reads it.
+func (r *Region) KeepsStill() bool { return r.steady.Load() }
 
 // Size is the length of the region in bytes; it may be asked after Close.
 func (r *Region) Size() int { return r.size }
