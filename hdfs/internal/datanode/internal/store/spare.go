@@ -33,7 +33,7 @@ type spares struct {
 	mu     sync.Mutex
 	most   int64 // bytes of all; 0: none are kept
 	least  int64 // bytes of one
-	first  int   // bytes of the first write that is worth one
+	first  int   // bytes of a write that is worth one
 	paused bool  // none are kept now
 	files  []spare
 	bytes  int64                 // of files
@@ -61,8 +61,10 @@ const (
 	// spareShare what part of its file system at most.
 	SpareMemory = 1 << 30
 	spareShare  = 16
-	// leastSpare is how long a file has to be to be worth two renames. A replica whose first write is
-	// shorter than leastFirst is likely to be short, and begins with a file of its own.
+	// leastSpare is how long a file has to be to be worth two renames. A replica whose writes are
+	// shorter than leastFirst is likely to be short, and has a file of its own. One long write is
+	// enough as long as the replica has less than leastFirst: Java's client begins all blocks of a
+	// file but the first with a packet of one chunk.
 	leastSpare = 1 << 20
 	leastFirst = 60 << 10
 	// A spare goes when nobody has wanted it for spareAge, and all do when less than an eighth of
@@ -318,11 +320,17 @@ func (s *Store) Spares() (n SpareStats) {
 	return n
 }
 
-// useSpare gives a replica to which nothing has been written the file of a removed one, if there
-// is any, in place of its own. If that can't be done the replica keeps its own.
+// useSpare gives a replica that has but few bytes the file of a removed one, if there is any, in
+// place of its own. If that can't be done the replica keeps its own. So it does if somebody has
+// that open, who would see nothing of what is written from now on.
 func (w *Writer) useSpare() {
 	r, v := w.r, w.r.vol
 	if r.durable { // its names are on stable storage, and would have to be again
+		return
+	}
+	r.mu.Lock() // nobody opens the file meanwhile
+	defer r.mu.Unlock()
+	if w.length > 0 && w.data.Fd() != vfs.InvalidFd && !openOnce(w.data.Fd()) {
 		return
 	}
 	s, ok := v.takeSpare()
@@ -331,8 +339,11 @@ func (w *Writer) useSpare() {
 	}
 	f, err := v.fs.OpenReadWrite(s.path, vfs.WriteCategoryUnspecified)
 	if err == nil {
-		if err = v.fs.Rename(s.path, v.dataPath(r.id)); err != nil {
-			_ = f.Close() // nothing was written
+		if err = w.copyTo(f); err == nil {
+			err = v.fs.Rename(s.path, v.dataPath(r.id))
+		}
+		if err != nil {
+			_ = f.Close() // what was written there is nobody's
 		}
 	}
 	if err != nil {
@@ -340,12 +351,25 @@ func (w *Writer) useSpare() {
 		v.removeSpare(s)
 		return
 	}
-	_ = w.data.Close() // likewise
-	w.data = f
+	_ = w.data.Close() // what was written there has been copied
+	w.data, w.young = f, false
 	w.lend(s.size)
 	v.spares.mu.Lock()
 	v.spares.reused++
 	v.spares.mu.Unlock()
+}
+
+// copyTo copies the few bytes that the writer has written.
+func (w *Writer) copyTo(f vfs.File) error {
+	if w.length == 0 {
+		return nil
+	}
+	b := make([]byte, w.length)
+	if err := readFull(w.data, b, 0); err != nil {
+		return err
+	}
+	_, err := w.r.vol.writeAt(f, b, 0)
+	return err
 }
 
 // lend notes that the writer's data file has size bytes, which is more than the replica.

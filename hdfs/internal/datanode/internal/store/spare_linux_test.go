@@ -326,6 +326,76 @@ func linked(t *testing.T, s *Store) func() {
 	}
 }
 
+// TestSpareAfterShortBeginning begins replicas with less than a write that is worth a spare. They
+// get one with the first long write, unless somebody would lose by it.
+func TestSpareAfterShortBeginning(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 4))
+	for name, test := range map[string]struct {
+		lengths []int // of the writes
+		after   func(t *testing.T, w *Writer, written []byte) (end func())
+		reused  uint64
+	}{
+		"a chunk":             {lengths: []int{512, 100 << 10, 1 << 20}, reused: 1},
+		"part of a chunk":     {lengths: []int{3, 70_000, 5}, reused: 1},
+		"some short ones":     {lengths: []int{700, 4096, 30_000, 1 << 20}, reused: 1},
+		"short ones":          {lengths: []int{30_000, 30_000, 30_000, 1 << 20}},
+		"hsync":               {lengths: []int{512, 1 << 20}, after: func(t *testing.T, w *Writer, _ []byte) func() { must(t, w.Sync()); return nil }},
+		"a reader":            {lengths: []int{512, 1 << 20}, after: beginning},
+		"a reader that left":  {lengths: []int{512, 1 << 20}, after: func(t *testing.T, w *Writer, b []byte) func() { beginning(t, w, b)(); return nil }, reused: 1},
+		"nothing that is new": {lengths: []int{512, 0, 1 << 20}, reused: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := sparing(t, roomy, dir, 1<<30)
+			put(t, s, 1, random(rng, 2<<20))
+			must(t, s.Delete(1, 1001))
+			w, err := s.Create(2, 1001, transfer.CRC32C(), false, nil, Want{})
+			must(t, err)
+			var data []byte
+			for i, n := range test.lengths {
+				data = append(data, random(rng, n)...)
+				if n > 0 {
+					write(t, w, int64(len(data)-n), data[len(data)-n:])
+				}
+				if i == 0 && test.after != nil {
+					if end := test.after(t, w, data); end != nil {
+						defer end()
+					}
+				}
+			}
+			if n := s.Spares(); n.Reused != test.reused {
+				t.Errorf("%+v, want %d reused", n, test.reused)
+			}
+			if got := contents(t, s, 2); !bytes.Equal(got, data) {
+				t.Error("other bytes than were written, while they are")
+			}
+			must(t, w.Finalize(false))
+			must(t, w.Close(false))
+			must(t, s.Close())
+			s = sparing(t, roomy, dir, 1<<30)
+			defer s.Close()
+			if got := contents(t, s, 2); !bytes.Equal(got, data) {
+				t.Error("other bytes than were written, in the next process")
+			}
+		})
+	}
+}
+
+// beginning has a reader of what has been written so far, which reads again at the end.
+func beginning(t *testing.T, w *Writer, written []byte) func() {
+	want := bytes.Clone(written)
+	rd, err := w.Replica().Open()
+	must(t, err)
+	return func() {
+		got := make([]byte, len(want))
+		must(t, readFull(rd.data, got, 0))
+		if rd.Length != int64(len(want)) || !bytes.Equal(got, want) {
+			t.Error("a reader lost what it had opened")
+		}
+		must(t, rd.Close())
+	}
+}
+
 // TestSparesOfEarlierProcess has a process die with a spare, and with a replica that is longer on
 // disk than it is.
 func TestSparesOfEarlierProcess(t *testing.T) {

@@ -27,7 +27,7 @@ type Writer struct {
 	tail      uint32 // checksum of the partial chunk at length
 	sums      []byte // of the full chunks between r.length and length, to be written
 	syncedTo  int64  // length at the last sync, -1 if never
-	fresh     bool   // nothing has been written
+	young     bool   // its data file is a new one with less than spares.first bytes
 	keeps     bool   // some of the replica was put on stable storage: its end has to be, too
 	reserved  int64  // of its directory's bytes
 	slotBuf   [slotSize]byte
@@ -83,7 +83,7 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 		r.state = Temporary
 		r.hidden.Store(true)
 	}
-	w := &Writer{r: r, interrupt: interrupt, done: make(chan struct{}), syncedTo: -1, fresh: true}
+	w := &Writer{r: r, interrupt: interrupt, done: make(chan struct{}), syncedTo: -1, young: true}
 	r.writer = w
 	if w.interrupt == nil {
 		w.interrupt = func() {}
@@ -456,13 +456,13 @@ func (w *Writer) take(p *Piece, sum transfer.Checksum, prove bool) error {
 		}
 	}
 	defer w.lap(time.Now())
-	if w.fresh && len(data) >= r.vol.spares.first {
+	if w.young && len(data) >= r.vol.spares.first {
 		w.useSpare()
 	}
-	w.fresh = false
 	if err := w.put(data[w.length-off:]); err != nil {
 		return err
 	}
+	w.young = w.young && w.length < int64(r.vol.spares.first)
 	w.sums = append(w.sums, own[4*(from-first):4*(to-first)]...)
 	w.tail = p.Tail
 	return nil
