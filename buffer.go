@@ -106,7 +106,9 @@ func (e *Endpoint) bufferBehind(ctx context.Context, front, size int) (*Buffer, 
 // to b is gone; the runtime drops it when it has sent the bytes, or the peer has read
 // them. Whoever wants to use b again, or to send it on other endpoints too, calls
 // Retain before. On an error the reference stays the caller's. Nobody may change the
-// bytes before the message has gone: see [Endpoint.Settled].
+// bytes before the message has gone, nor after an error before [Endpoint.Settled] has
+// returned: the peer may be reading a part of them, and over iwarp bytes that change
+// meanwhile have a wrong checksum, which ends the endpoint.
 //
 // The bytes are sent from where they lie, without a copy, if the transport reaches
 // them: memory of endpoints of the same group on the same device. What is longer than

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // A credit comes back with the last reference to a message, and not before.
@@ -685,6 +686,54 @@ func TestBuffersDoNotAllocate(t *testing.T) {
 			buffer.Release()
 			stop()
 			<-echoed
+		}
+	})
+}
+
+// What an endpoint offers its peer keeps still, so that iWARP need not copy it for its checksums.
+// What is exposed may change at any time.
+func TestOffersKeepStill(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		if w.transport == TransportTCP {
+			return // there are no regions
+		}
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		buffer, err := a.Buffer(p.ctx, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer buffer.Release()
+		offered := buffer.owner.location().slab.Region()
+		if _, can := offered.(rdma.SteadyRegion); can != (w.transport == "iwarp") {
+			t.Fatalf("regions of %s can be promised to keep still: %v", w.transport, can)
+		} else if !can {
+			return
+		}
+		x, err := a.Expose(p.ctx, ExposeConfig{Buffer: buffer, Rights: MayRead})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		if err := a.Send(p.ctx, 1, pattern(1<<20, 1)); err != nil {
+			t.Fatal(err)
+		}
+		m, err := b.Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Release()
+		for what, r := range map[string]struct {
+			region rdma.Region
+			still  bool
+		}{
+			"a buffer":                             {offered, true},
+			"a long message, which can be sent on": {m.owner.location().slab.Region(), true},
+			"an exposed buffer":                    {x.memory.(*exposedBuffer).user.g.region, false},
+		} {
+			if got := r.region.(interface{ KeepsStill() bool }).KeepsStill(); got != r.still {
+				t.Errorf("the region of %s keeps still: %v, want %v", what, got, r.still)
+			}
 		}
 	})
 }

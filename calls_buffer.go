@@ -18,7 +18,7 @@ func (c *Caller) Buffer(ctx context.Context, size int) (*Buffer, error) {
 // CallBuffer is [Caller.Call] with a payload that lies in a buffer, which is sent from
 // where it lies if the transport reaches it: see [Endpoint.SendBuffer]. The caller's
 // reference to b is gone when CallBuffer returns, whatever it returns: Retain before to
-// make the call again.
+// make the call again. To change the bytes before that, wait for [Endpoint.Settled].
 func (c *Caller) CallBuffer(ctx context.Context, method uint32, b *Buffer) (*Message, error) {
 	if checksBuffers {
 		b.check("CallBuffer")

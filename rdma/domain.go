@@ -80,7 +80,7 @@ type WithdrawableRegion interface {
 
 // A SteadyRegion can be promised to keep still. Who sends checksums with bytes in
 // software has to copy what a peer reads first, since the program may write there at any
-// time. Devices without checksums of their own have no such regions.
+// time. Regions of other devices do not implement it.
 type SteadyRegion interface {
 	Region
 	// Steady promises that no byte changes while a peer with the key reads it. A peer

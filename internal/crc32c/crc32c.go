@@ -1,7 +1,7 @@
 // Package crc32c computes CRC32C, the checksum of iWARP's FPDUs (RFC 5044 section 4.4) and of
 // HDFS's chunks, as hash/crc32 does and, where the processor can multiply 512 bits without
 // carries, several times as fast: beside copies it is the largest cost that moving bytes has in
-// user space. Where it can multiply 256 bits, bytes that no cache has take less than half of the
+// user space. Where it can multiply 256 bits, bytes that no cache has take about half of the
 // time. Other amd64 processors make the checksums of HDFS's chunks three at a time, in half of
 // the time.
 package crc32c

@@ -31,7 +31,7 @@ var counts = cpu.X86.HasSSE42
 // processors with AVX2 have.
 func multipliesWide() bool
 
-// factors of fold512 and fold256, for distances of four registers, of one, and of 128 bits: a
+// The factors of fold512 and fold256 are for distances of four registers, of one, and of 128 bits: a
 // polynomial's upper and lower half are moved by a distance when they are multiplied by the
 // first and the second factor of a pair (V. Gopal et al., Fast CRC Computation for Generic
 // Polynomials Using PCLMULQDQ, Intel 2009).

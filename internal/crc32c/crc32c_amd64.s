@@ -135,8 +135,8 @@ chunk:
 	VZEROUPPER
 	RET
 
-// On processors with registers of 256 bits. PREFETCHT0 has bytes fetched that are next but a few
-// KiB: bytes that no cache has come twice as fast so. It may name memory that is not there.
+// On processors with registers of 256 bits. PREFETCHT0 fetches what will be read some KiB later:
+// bytes that no cache has come twice as fast so. Nothing need be mapped there.
 
 // Moves the polynomials in Y by the distance of Y8's factors and adds NEXT.
 #define FOLD256(Y, NEXT) \

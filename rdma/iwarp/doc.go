@@ -5,9 +5,9 @@
 // Payload of Writes and Read Responses is read from the socket straight into the
 // registered memory it is meant for, and that of Sends into the posted receive;
 // it is delivered once its CRC32C has passed. Many segments leave in one
-// gathered write, from where their bytes lie. What a peer reads is copied before, so
-// that its CRC holds whatever the program does meanwhile, unless the region keeps still
-// ([rdma.SteadyRegion]). A queue pair runs over a connection of its own
+// gathered write, long ones from where their bytes lie. What a peer reads is copied
+// before, so that its CRC holds whatever the program does meanwhile, unless the region
+// keeps still ([rdma.SteadyRegion]). A queue pair runs over a connection of its own
 // ([rdma.QueuePair.Connect] and [rdma.Device.Listen]) or over a stream that two
 // programs have talked on before ([rdma.StreamDevice]).
 //

@@ -19,7 +19,7 @@ const (
 	// copyLimit is the payload up to which copying is cheaper than a vector.
 	copyLimit = 1 << 10
 	// A Read Response up to copyResponse is copied, too, while there is room for it in the
-	// first copiedResponses of the arena: for its CRC it would be copied in any case, and
+	// first copiedResponses of the arena: for its CRC most would be copied in any case, and
 	// one of this size is one short vector then.
 	copyResponse    = 8<<10 - frameOverhead
 	copiedResponses = 12 << 10

@@ -146,25 +146,23 @@ func (s *spares) reserve(size int64) bool {
 	return true
 }
 
-// ready tells whether a file has one name, and nobody has it open, in whatever process. If so it
-// has the kernel put the file into large pages.
+// ready tells whether a file can become a spare. If so it has the kernel put it into large pages.
 func (v *volume) ready(path string, info vfs.FileInfo) bool {
-	if links(info) != 1 {
-		return false
-	}
 	f, err := v.fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	if f.Fd() == vfs.InvalidFd { // of a file system of tests
-		return true
-	}
-	if !openOnce(f.Fd()) {
+	if !ours(f, info) {
 		return false
 	}
 	v.enlarge(f.Fd(), info.Size())
 	return true
+}
+
+// ours tells whether a file has one name, and nobody else has it open, in whatever process.
+func ours(f vfs.File, info vfs.FileInfo) bool {
+	return links(info) == 1 && (f.Fd() == vfs.InvalidFd || openOnce(f.Fd())) // invalid: of a file system of tests
 }
 
 // enlarge has the kernel put a file into large pages, if it has any to spare. Bytes that are
@@ -172,7 +170,7 @@ func (v *volume) ready(path string, info vfs.FileInfo) bool {
 // pieces of 4 KiB anywhere: to reach each costs as much again as the copy of its bytes, or more.
 func (v *volume) enlarge(fd uintptr, size int64) {
 	s := &v.spares
-	if !v.memory || time.Now().UnixNano() < s.small.Load() {
+	if !v.memory || fd == vfs.InvalidFd || time.Now().UnixNano() < s.small.Load() {
 		return
 	}
 	if err := tmpfs.Enlarge(int(fd), size); err != nil {
@@ -186,6 +184,13 @@ func (v *volume) enlarge(fd uintptr, size int64) {
 func (v *volume) scarce() bool {
 	d, err := v.fs.GetDiskUsage(v.dir)
 	return err == nil && d.AvailBytes < d.TotalBytes/spareRoom
+}
+
+// any tells whether there are spares.
+func (s *spares) any() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.files) > 0
 }
 
 // takeSpare returns the file that was kept last, of which the processors' caches know most.
@@ -321,8 +326,8 @@ func (s *Store) Spares() (n SpareStats) {
 }
 
 // useSpare gives a replica that has but few bytes the file of a removed one, if there is any, in
-// place of its own. If that can't be done the replica keeps its own. So it does if somebody has
-// that open, who would see nothing of what is written from now on.
+// place of its own. If that can't be done the replica keeps its own file. It also does if others
+// have that open, or a name of it: they would see nothing of what is written from now on.
 func (w *Writer) useSpare() {
 	r, v := w.r, w.r.vol
 	if r.durable { // its names are on stable storage, and would have to be again
@@ -330,8 +335,13 @@ func (w *Writer) useSpare() {
 	}
 	r.mu.Lock() // nobody opens the file meanwhile
 	defer r.mu.Unlock()
-	if w.length > 0 && w.data.Fd() != vfs.InvalidFd && !openOnce(w.data.Fd()) {
+	if !v.spares.any() {
 		return
+	}
+	if w.length > 0 {
+		if info, err := w.data.Stat(); err != nil || !ours(w.data, info) {
+			return
+		}
 	}
 	s, ok := v.takeSpare()
 	if !ok {

@@ -335,14 +335,15 @@ func TestSpareAfterShortBeginning(t *testing.T) {
 		after   func(t *testing.T, w *Writer, written []byte) (end func())
 		reused  uint64
 	}{
-		"a chunk":             {lengths: []int{512, 100 << 10, 1 << 20}, reused: 1},
-		"part of a chunk":     {lengths: []int{3, 70_000, 5}, reused: 1},
-		"some short ones":     {lengths: []int{700, 4096, 30_000, 1 << 20}, reused: 1},
-		"short ones":          {lengths: []int{30_000, 30_000, 30_000, 1 << 20}},
-		"hsync":               {lengths: []int{512, 1 << 20}, after: func(t *testing.T, w *Writer, _ []byte) func() { must(t, w.Sync()); return nil }},
-		"a reader":            {lengths: []int{512, 1 << 20}, after: beginning},
-		"a reader that left":  {lengths: []int{512, 1 << 20}, after: func(t *testing.T, w *Writer, b []byte) func() { beginning(t, w, b)(); return nil }, reused: 1},
-		"nothing that is new": {lengths: []int{512, 0, 1 << 20}, reused: 1},
+		"a chunk":            {lengths: []int{512, 100 << 10, 1 << 20}, reused: 1},
+		"part of a chunk":    {lengths: []int{3, 70_000, 5}, reused: 1},
+		"some short ones":    {lengths: []int{700, 4096, 30_000, 1 << 20}, reused: 1},
+		"short ones":         {lengths: []int{30_000, 30_000, 30_000, 1 << 20}},
+		"hsync":              {lengths: []int{512, 1 << 20}, after: func(t *testing.T, w *Writer, _ []byte) func() { must(t, w.Sync()); return nil }},
+		"a reader":           {lengths: []int{512, 1 << 20}, after: beginning},
+		"a reader that left": {lengths: []int{512, 1 << 20}, after: func(t *testing.T, w *Writer, b []byte) func() { beginning(t, w, b)(); return nil }, reused: 1},
+		"the same again":     {lengths: []int{700, 0, 1 << 20}, reused: 1},
+		"a second name":      {lengths: []int{512, 1 << 20}, after: named},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -353,10 +354,12 @@ func TestSpareAfterShortBeginning(t *testing.T) {
 			must(t, err)
 			var data []byte
 			for i, n := range test.lengths {
-				data = append(data, random(rng, n)...)
-				if n > 0 {
-					write(t, w, int64(len(data)-n), data[len(data)-n:])
+				from := len(data)
+				if n == 0 {
+					from = 0 // what has been written already
 				}
+				data = append(data, random(rng, n)...)
+				write(t, w, int64(from), data[from:])
 				if i == 0 && test.after != nil {
 					if end := test.after(t, w, data); end != nil {
 						defer end()
@@ -367,7 +370,7 @@ func TestSpareAfterShortBeginning(t *testing.T) {
 				t.Errorf("%+v, want %d reused", n, test.reused)
 			}
 			if got := contents(t, s, 2); !bytes.Equal(got, data) {
-				t.Error("other bytes than were written, while they are")
+				t.Error("before it is finalized the replica has other bytes than were written")
 			}
 			must(t, w.Finalize(false))
 			must(t, w.Close(false))
@@ -375,10 +378,16 @@ func TestSpareAfterShortBeginning(t *testing.T) {
 			s = sparing(t, roomy, dir, 1<<30)
 			defer s.Close()
 			if got := contents(t, s, 2); !bytes.Equal(got, data) {
-				t.Error("other bytes than were written, in the next process")
+				t.Error("in the next process the replica has other bytes than were written")
 			}
 		})
 	}
+}
+
+// named gives the file of a replica that is being written a second name, as backups do.
+func named(t *testing.T, w *Writer, _ []byte) func() {
+	must(t, os.Link(w.r.vol.dataPath(w.r.id), filepath.Join(t.TempDir(), "copy")))
+	return nil
 }
 
 // beginning has a reader of what has been written so far, which reads again at the end.

@@ -27,7 +27,7 @@ type Writer struct {
 	tail      uint32 // checksum of the partial chunk at length
 	sums      []byte // of the full chunks between r.length and length, to be written
 	syncedTo  int64  // length at the last sync, -1 if never
-	young     bool   // its data file is a new one with less than spares.first bytes
+	young     bool   // its data file is a new one, with less than spares.first bytes or none
 	keeps     bool   // some of the replica was put on stable storage: its end has to be, too
 	reserved  int64  // of its directory's bytes
 	slotBuf   [slotSize]byte
