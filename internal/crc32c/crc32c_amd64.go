@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// A width is that of the registers, in bits, whose halves the processor multiplies without
-// carries.
+// A width is that of the registers, in bits, in which the processor multiplies without carries.
 type width int
 
 // widest is this processor's, or 0.

@@ -1,5 +1,22 @@
 #include "textflag.h"
 
+// Puts the CRC of the 128 bits that are left of the whole into BX. AX and R8 are overwritten.
+#define CRC_OF(X) \
+	VMOVQ   X, AX     \
+	VPEXTRQ $1, X, R8 \
+	XORL    BX, BX    \
+	CRC32Q  AX, BX    \
+	CRC32Q  R8, BX
+
+// Writes BX as a checksum of the chunk, and goes on to the next one.
+#define PUT_SUM \
+	NOTL   BX       \
+	BSWAPL BX       \
+	MOVL   BX, (DI) \
+	ADDQ   $4, DI   \
+	ADDQ   $512, SI \
+	DECQ   CX
+
 // On processors with registers of 512 bits.
 
 // Moves the polynomials in Z by the distance of Z5's factors and adds NEXT.
@@ -56,14 +73,9 @@ last:
 	FOLD128(X1, X2)
 	FOLD128(X2, X3)
 
-	// What is left has the CRC of the whole.
-	VMOVQ   X3, AX
-	VPEXTRQ $1, X3, DX
+	CRC_OF(X3)
 	VZEROUPPER
-	XORL    BX, BX
-	CRC32Q  AX, BX
-	CRC32Q  DX, BX
-	MOVL    BX, ret+32(FP)
+	MOVL BX, ret+32(FP)
 	RET
 
 // Moves the polynomials in Z by the distances of PLACES to the end of the chunk, and adds them
@@ -114,23 +126,13 @@ chunk:
 	PLACE(Z6, Z22, Z10, Z12)
 	PLACE(Z7, Z23, Z11, Z13)
 
-	// What is left has the CRC of the whole.
 	VPXORQ        Z12, Z13, Z12
 	VEXTRACTI64X4 $1, Z12, Y13
 	VPXOR         Y13, Y12, Y12
 	VEXTRACTI128  $1, Y12, X13
 	VPXOR         X13, X12, X12
-	VMOVQ         X12, AX
-	VPEXTRQ       $1, X12, R8
-	XORL          BX, BX
-	CRC32Q        AX, BX
-	CRC32Q        R8, BX
-	NOTL          BX
-	BSWAPL        BX
-	MOVL          BX, (DI)
-	ADDQ          $4, DI
-	ADDQ          $512, SI
-	DECQ          CX
+	CRC_OF(X12)
+	PUT_SUM
 	JNZ           chunk
 	VZEROUPPER
 	RET
@@ -183,14 +185,9 @@ last:
 	VEXTRACTI128 $1, Y0, X1
 	FOLD128(X0, X1)
 
-	// What is left has the CRC of the whole.
-	VMOVQ   X1, AX
-	VPEXTRQ $1, X1, DX
+	CRC_OF(X1)
 	VZEROUPPER
-	XORL    BX, BX
-	CRC32Q  AX, BX
-	CRC32Q  DX, BX
-	MOVL    BX, ret+32(FP)
+	MOVL BX, ret+32(FP)
 	RET
 
 // Moves the 256 bits AT bytes on in a chunk to its end, and adds them to SUM. TEMP is overwritten.
@@ -242,22 +239,12 @@ chunk:
 	PLACE256(448, Y13, Y10)
 	PLACE256(480, Y11, Y8)
 
-	// What is left has the CRC of the whole.
 	VPXOR        Y8, Y9, Y9
 	VPXOR        Y9, Y10, Y10
 	VEXTRACTI128 $1, Y10, X11
 	VPXOR        X11, X10, X10
-	VMOVQ        X10, AX
-	VPEXTRQ      $1, X10, R8
-	XORL         BX, BX
-	CRC32Q       AX, BX
-	CRC32Q       R8, BX
-	NOTL         BX
-	BSWAPL       BX
-	MOVL         BX, (DI)
-	ADDQ         $4, DI
-	ADDQ         $512, SI
-	DECQ         CX
+	CRC_OF(X10)
+	PUT_SUM
 	JNZ          chunk
 	VZEROUPPER
 	RET
