@@ -23,6 +23,7 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/crc32c"
+	"github.com/verbena-data/verbena/internal/tmpfs"
 	"github.com/verbena-data/verbena/providers"
 )
 
@@ -298,8 +299,10 @@ const alonePacket = 1016 << 10
 
 // alone does with count blocks of length bytes, whole chunks, what a client and a DataNode do with them, but
 // without anything between the two: it copies them into packets, makes checksums, compares
-// these, and writes data and checksums into files below dir, which stay. So what a client and
-// DataNodes take beyond that is communication.
+// these, and writes data and checksums into files below dir, which stay. It writes over the data
+// files of the call before, which are in large pages as those of removed blocks are where a DataNode
+// keeps them; files of checksums are new ones. So what a client and DataNodes take beyond that is
+// communication.
 func (l *loader) alone(dir string, count int, length int64) error {
 	const chunk = 512
 	packets := make([][]byte, 4) // a window's
@@ -308,15 +311,16 @@ func (l *loader) alone(dir string, count int, length int64) error {
 		packets[i] = make([]byte, alonePacket)
 	}
 	for b := range count {
-		var files [2]*os.File
-		for i, kind := range []string{"blk", "meta"} {
-			f, err := os.Create(fmt.Sprintf("%s/%s_%d", dir, kind, b))
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			files[i] = f
+		data, err := os.OpenFile(fmt.Sprintf("%s/blk_%d", dir, b), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return err
 		}
+		defer data.Close()
+		meta, err := os.Create(fmt.Sprintf("%s/meta_%d", dir, b))
+		if err != nil {
+			return err
+		}
+		defer meta.Close()
 		for at, n := int64(0), 0; at < length; n++ {
 			packet := packets[n%len(packets)][:min(length-at, alonePacket)]
 			for done, summed := 0, 0; done < len(packet); {
@@ -331,14 +335,15 @@ func (l *loader) alone(dir string, count int, length int64) error {
 			if !bytes.Equal(again[:4*chunks], sums[:4*chunks]) {
 				return errors.New("the checksums of a packet differ from those that were made before")
 			}
-			if _, err := files[0].WriteAt(packet, at); err != nil {
+			if _, err := data.WriteAt(packet, at); err != nil {
 				return err
 			}
-			if _, err := files[1].WriteAt(sums[:4*chunks], at/chunk*4); err != nil {
+			if _, err := meta.WriteAt(sums[:4*chunks], at/chunk*4); err != nil {
 				return err
 			}
 			at += int64(len(packet))
 		}
+		_ = tmpfs.Enlarge(int(data.Fd()), length) // as a DataNode tries; where it can't be, neither can
 	}
 	return nil
 }

@@ -171,13 +171,18 @@ func (at *contender) bothEnds() (time.Duration, error) {
 	return nodes.cpu(at)
 }
 
-// measureBlocks is measure of the operation that writes blocks.
+// measureBlocks is measure of the operation that writes blocks. DataNodes write over the files of
+// removed blocks where they have some, and the process without a transport over its own: new pages
+// cost as much as all communication, and which of the two gets more of them would decide.
 func (b *bench) measureBlocks(ctx context.Context, at *contender, args []any) (f figure, err error) {
 	alone, err := b.alone(at)
 	if err != nil {
 		return f, err
 	}
-	blocks, spent, err := at.system.written(ctx)
+	if err := b.spareBlocks(ctx, at, args); err != nil {
+		return f, err
+	}
+	written, err := at.system.written(ctx)
 	if err != nil {
 		return f, err
 	}
@@ -193,10 +198,27 @@ func (b *bench) measureBlocks(ctx context.Context, at *contender, args []any) (f
 		return f, err
 	}
 	f.cpu = float64(after - before)
-	if f.stages, err = at.system.since(ctx, blocks, spent); err == nil {
+	if f.stages, err = at.system.since(ctx, written); err == nil {
 		f.stages.beyond((after-before)/stagedFiles, alone)
 	}
 	return f, err
+}
+
+// spareBlocks has each DataNode remove as many blocks as are to be written: it may get all of them.
+func (b *bench) spareBlocks(ctx context.Context, at *contender, args []any) error {
+	stored, err := at.system.stored()
+	if err != nil {
+		return err
+	}
+	replicated := slices.Clone(args)
+	replicated[len(args)-1] = dataNodes
+	if _, err := at.ask(replicated...); err != nil {
+		return err
+	}
+	if _, err := at.ask("delete", args[1]); err != nil {
+		return err
+	}
+	return at.system.settleTo(ctx, stored)
 }
 
 // beyond adds what a block has taken of both ends' processor time, and what the same work takes
@@ -206,73 +228,91 @@ func (s stages) beyond(ends, alone time.Duration) {
 }
 
 // alone is the processor time of a block's work where nothing lies between client and DataNode.
-// The client does it in the DataNodes' file system, before the blocks are written, so that
-// neither pays for memory that the host does not have yet. The least of three times counts: what
-// disturbs it makes it longer, and then communication would seem to take less.
-func (b *bench) alone(at *contender) (time.Duration, error) {
+// The client does it in the DataNodes' file system, and the first time makes the files that are
+// written over. The least of three times counts: what disturbs it makes it longer, and then
+// communication would seem to take less.
+func (b *bench) alone(at *contender) (least time.Duration, err error) {
+	dir := filepath.Join(b.work, "alone")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	var took [3]time.Duration
-	for i := range took {
+	for i := -1; i < len(took); i++ {
 		before, err := at.CPU()
 		if err != nil {
 			return 0, err
 		}
-		dir := filepath.Join(b.work, "alone")
-		if err := os.Mkdir(dir, 0o755); err != nil {
+		if _, err := at.ask("alone", dir, stagedFiles, stagedSize); err != nil {
 			return 0, err
 		}
-		_, err = at.ask("alone", dir, stagedFiles, stagedSize)
-		after, cpuErr := at.CPU()
-		if err := errors.Join(err, cpuErr, os.RemoveAll(dir)); err != nil {
+		after, err := at.CPU()
+		if err != nil {
 			return 0, err
 		}
-		took[i] = (after - before) / stagedFiles
+		if i >= 0 {
+			took[i] = (after - before) / stagedFiles
+		}
 	}
 	return slices.Min(took[:]), nil
 }
 
-// written is what DataNodes tell of the blocks that they have: their number, and the
-// nanoseconds of all of them by stage.
-func (s *system) written(ctx context.Context) (blocks float64, spent stages, err error) {
-	spent = stages{}
+// wrote is what DataNodes tell of the blocks that they have written.
+type wrote struct {
+	blocks, over float64 // their number, and how many were written over removed ones
+	spent        stages  // nanoseconds of all of them
+}
+
+// written asks the DataNodes.
+func (s *system) written(ctx context.Context) (wrote, error) {
+	w := wrote{spent: stages{}}
 	for _, address := range s.metrics {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
 		if err != nil {
-			return 0, nil, err
+			return w, err
 		}
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
-			return 0, nil, err
+			return w, err
 		}
 		parser := expfmt.NewTextParser(model.UTF8Validation)
 		families, err := parser.TextToMetricFamilies(resp.Body)
 		if err := errors.Join(err, resp.Body.Close()); err != nil {
-			return 0, nil, fmt.Errorf("metrics of a DataNode: %w", err)
+			return w, fmt.Errorf("metrics of a DataNode: %w", err)
 		}
 		for _, m := range families["verbena_hdfs_datanode_blocks_written_total"].GetMetric() {
-			blocks += m.GetCounter().GetValue()
+			w.blocks += m.GetCounter().GetValue()
+		}
+		for _, m := range families["verbena_hdfs_datanode_spares_reused_total"].GetMetric() {
+			w.over += m.GetCounter().GetValue()
 		}
 		for _, m := range families["verbena_hdfs_datanode_write_seconds_total"].GetMetric() {
 			for _, l := range m.GetLabel() {
 				if l.GetName() == "stage" {
-					spent[l.GetValue()] += m.GetCounter().GetValue() * 1e9
+					w.spent[l.GetValue()] += m.GetCounter().GetValue() * 1e9
 				}
 			}
 		}
 	}
-	return blocks, spent, nil
+	return w, nil
 }
 
 // since tells what one block has cost since an earlier call of written.
-func (s *system) since(ctx context.Context, blocks float64, spent stages) (stages, error) {
-	now, total, err := s.written(ctx)
+func (s *system) since(ctx context.Context, before wrote) (stages, error) {
+	now, err := s.written(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if now == blocks {
+	blocks := now.blocks - before.blocks
+	if blocks == 0 {
 		return nil, errors.New("DataNodes tell of no block that was written")
 	}
-	for stage := range total {
-		total[stage] = (total[stage] - spent[stage]) / (now - blocks)
+	if over := now.over - before.over; over < blocks {
+		fmt.Fprintf(os.Stderr, "%.0f of %.0f blocks over %s got new memory, and communication seems to take more for it: DataNodes keep removed blocks only while %s and the machine have memory to spare\n",
+			blocks-over, blocks, s.name, s.data)
 	}
-	return total, nil
+	for stage := range now.spent {
+		now.spent[stage] = (now.spent[stage] - before.spent[stage]) / blocks
+	}
+	return now.spent, nil
 }

@@ -86,16 +86,20 @@ func (s *system) stored() (total int64, err error) {
 	return total, err
 }
 
-// settle waits until the DataNodes have removed what was deleted.
-func (s *system) settle(ctx context.Context) error {
+// settle waits until the DataNodes have removed what was deleted, which is nearly all that they
+// had.
+func (s *system) settle(ctx context.Context) error { return s.settleTo(ctx, 0) }
+
+// settleTo waits until the DataNodes keep little more than kept bytes.
+func (s *system) settleTo(ctx context.Context, kept int64) error {
 	const little = 64 << 20
 	for began := time.Now(); ; {
 		n, err := s.stored()
-		if n < little || err != nil {
+		if n < kept+little || err != nil {
 			return err
 		}
 		if time.Since(began) > 2*time.Minute {
-			return fmt.Errorf("the DataNodes of %s still keep %d bytes of files that were deleted", s.name, n)
+			return fmt.Errorf("the DataNodes of %s still keep %d bytes of files that were deleted", s.name, n-kept)
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil {
 			return err
