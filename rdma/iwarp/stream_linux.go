@@ -112,10 +112,10 @@ type socketStream struct {
 	abandoned *time.Timer // ends the wait then
 	further   *time.Timer // reads what a PostRecv has left
 	tcp       bool
-	expects   bool // another one soon: the last bytes have completed something, or asked for a Read
-	readsOn   bool // to expect another Read behind a Read pays
-	owes      bool // a turn to others, who may have been told of something
-	unheard   int  // reads of the socket since one that the scheduler has heard of
+	expects   bool  // another one soon: the last bytes have completed something, or asked for a Read
+	readsOn   trial // of looking for the next Read behind a Read
+	owes      bool  // a turn to others, who may have been told of something
+	unheard   int   // reads of the socket since one that the scheduler has heard of
 	linger    patience.Spinner
 	crowd     *patience.Crowd // tells when the reader should not linger
 
@@ -176,7 +176,7 @@ func newStream(conn net.Conn, q *queuePair) stream {
 	if err != nil {
 		return newPlainStream(conn, q.done)
 	}
-	s := &socketStream{conn: conn, raw: raw, pair: q, linger: patience.NewSpinner(longestLinger()), crowd: patience.Processors, readsOn: dearSleep()}
+	s := &socketStream{conn: conn, raw: raw, pair: q, linger: patience.NewSpinner(longestLinger()), crowd: patience.Processors}
 	_, s.tcp = conn.(*net.TCPConn)
 	s.onRead, s.onPoll, s.onPost, s.onWrite = s.readable, s.polled, s.posted, s.writable
 	s.onStir = func(fd uintptr) { s.wakeAt(fd, 1) }
@@ -515,7 +515,7 @@ func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
 // classify notes what a round has brought.
 func (s *socketStream) classify(before, now engine.Counts) {
 	asked := now.Asked - before.Asked
-	if asked > 0 && s.readsOn {
+	if asked > 0 && s.readsOn.read(asked, s.crowd.Now) {
 		s.expects = true
 	}
 	if now.Messages-before.Messages != asked {
@@ -705,17 +705,6 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 // Whoever sends that may have to be woken for the last answer first.
 var longestLinger = sync.OnceValue(func() time.Duration {
 	return waking.Outlasting(20*time.Microsecond, waking.BySocket)
-})
-
-// dearTrip is the least round trip of two threads that sleep with which a reader had better look
-// for the next Read than sleep: a peer that reads one thing after the other asks for it some 20 us
-// behind the answer to the last (decision 0112).
-const dearTrip = 25 * time.Microsecond
-
-// dearSleep tells whether a sleep costs more than looking until the next Read.
-var dearSleep = sync.OnceValue(func() bool {
-	trip, ok := waking.RoundTrip()
-	return ok && trip >= dearTrip
 })
 
 // looksWithin is how often the reader looks again in the middle of a segment.

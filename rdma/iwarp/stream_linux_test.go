@@ -276,8 +276,8 @@ func TestWakesInTheMiddle(t *testing.T) {
 	t.Logf("in %d of 300 segments the kernel was asked to wait for more", awaited)
 }
 
-// TestLooksAgainAfterReads has a peer read once. Where sleeps are dear the reader expects another
-// Read, and looks for it before it sleeps. Looks in vain halve for how long it looks the next time.
+// TestLooksAgainAfterReads has a peer read once: the reader expects another Read, and looks
+// for it before it sleeps. Looks in vain halve for how long it looks the next time.
 func TestLooksAgainAfterReads(t *testing.T) {
 	const size = 4096
 	s := rawSide(t, size)
@@ -291,7 +291,6 @@ func TestLooksAgainAfterReads(t *testing.T) {
 	}
 	stream.reading.Lock()
 	stream.crowd = patience.NewCrowd(patience.Processors.Now, func() (time.Duration, bool) { return 0, false })
-	stream.readsOn = true
 	stream.reading.Unlock()
 	most := longestLinger()
 	if d := lingers(); d != most {
@@ -394,24 +393,24 @@ func TestSchedulerHears(t *testing.T) {
 }
 
 // TestGivesItsTurn has a peer read, which nobody is told of, and send, which somebody is:
-// only behind that the reader owes others a turn. It looks for more behind Reads, if sleeps are dear.
+// only behind that the reader owes others a turn. It looks for more behind Reads while that pays.
 func TestGivesItsTurn(t *testing.T) {
-	var s socketStream
+	s := socketStream{crowd: patience.Processors}
 	var counts engine.Counts
 	for _, c := range []struct {
 		what  string
 		now   engine.Counts
-		dear  bool
+		pays  bool
 		owes  bool
 		looks bool
 	}{
 		{"Reads", engine.Counts{Messages: 2, Asked: 2}, true, false, true},
-		{"Reads where sleeps are cheap", engine.Counts{Messages: 2, Asked: 2}, false, false, false},
+		{"Reads where looking is in vain", engine.Counts{Messages: 2, Asked: 2}, false, false, false},
 		{"a Read and a Send", engine.Counts{Messages: 2, Asked: 1}, true, true, true},
 		{"a Send", engine.Counts{Messages: 1}, true, true, false},
 		{"a part of a message", engine.Counts{}, true, false, false},
 	} {
-		s.owes, s.expects, s.readsOn = false, false, c.dear
+		s.owes, s.expects, s.readsOn = false, false, trial{turn: trialTurns, reads: trialEvery, pays: c.pays}
 		s.classify(counts, c.now)
 		if s.owes != c.owes || s.expects != c.looks {
 			t.Errorf("%s: owes a turn: %v, expects more: %v", c.what, s.owes, s.expects)
