@@ -113,7 +113,7 @@ type socketStream struct {
 	further   *time.Timer // reads what a PostRecv has left
 	tcp       bool
 	expects   bool  // another one soon: the last bytes have completed something, or asked for a Read
-	readsOn   trial // of looking for the next Read behind a Read
+	nextRead  trial // of looking for another Read behind a Read
 	owes      bool  // a turn to others, who may have been told of something
 	unheard   int   // reads of the socket since one that the scheduler has heard of
 	linger    patience.Spinner
@@ -515,7 +515,7 @@ func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
 // classify notes what a round has brought.
 func (s *socketStream) classify(before, now engine.Counts) {
 	asked := now.Asked - before.Asked
-	if asked > 0 && s.readsOn.read(asked, s.crowd.Now) {
+	if asked > 0 && s.nextRead.read(asked, s.crowd.Now) {
 		s.expects = true
 	}
 	if now.Messages-before.Messages != asked {

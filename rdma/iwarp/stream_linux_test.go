@@ -410,7 +410,7 @@ func TestGivesItsTurn(t *testing.T) {
 		{"a Send", engine.Counts{Messages: 1}, true, true, false},
 		{"a part of a message", engine.Counts{}, true, false, false},
 	} {
-		s.owes, s.expects, s.readsOn = false, false, trial{turn: trialTurns, reads: trialEvery, pays: c.pays}
+		s.owes, s.expects, s.nextRead = false, false, trial{turn: trialTurns, reads: trialEvery, pays: c.pays}
 		s.classify(counts, c.now)
 		if s.owes != c.owes || s.expects != c.looks {
 			t.Errorf("%s: owes a turn: %v, expects more: %v", c.what, s.owes, s.expects)

@@ -51,12 +51,12 @@ func (t *trial) read(n uint32, now func() time.Duration) bool {
 
 // decide ends the trial: looking pays if it saves a fifth of the time.
 func (t *trial) decide() {
-	var looked, slept []time.Duration
-	for i := 0; i < trialTurns; i += 2 {
-		looked, slept = append(looked, t.took[i]), append(slept, t.took[i+1])
+	var looked, slept [trialTurns / 2]time.Duration
+	for i := range looked {
+		looked[i], slept[i] = t.took[2*i], t.took[2*i+1]
 	}
-	slices.Sort(looked)
-	slices.Sort(slept)
+	slices.Sort(looked[:])
+	slices.Sort(slept[:])
 	t.pays = looked[len(looked)/2]*5 <= slept[len(slept)/2]*4
 	t.reads = trialEvery
 }
