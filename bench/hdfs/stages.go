@@ -172,8 +172,8 @@ func (at *contender) bothEnds() (time.Duration, error) {
 }
 
 // measureBlocks is measure of the operation that writes blocks. DataNodes write over the files of
-// removed blocks where they have some, and the process without a transport over its own: new pages
-// cost as much as all communication, and which of the two gets more of them would decide.
+// removed blocks where they have some, and the process without a transport over its own. New pages
+// cost about as much as all communication, and which of the two gets more of them would decide.
 func (b *bench) measureBlocks(ctx context.Context, at *contender, args []any) (f figure, err error) {
 	alone, err := b.alone(at)
 	if err != nil {
@@ -204,7 +204,8 @@ func (b *bench) measureBlocks(ctx context.Context, at *contender, args []any) (f
 	return f, err
 }
 
-// spareBlocks has each DataNode remove as many blocks as are to be written: it may get all of them.
+// spareBlocks has each DataNode remove as many blocks as args, those of the operation, have the client
+// write, so that it has a file for each that it may get.
 func (b *bench) spareBlocks(ctx context.Context, at *contender, args []any) error {
 	stored, err := at.system.stored()
 	if err != nil {

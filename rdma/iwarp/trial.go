@@ -14,7 +14,7 @@ type trial struct {
 	reads int           // of this turn; behind the trial: until the next one
 	began time.Duration // this turn
 	took  [trialTurns]time.Duration
-	pays  bool
+	pays  bool // of the trial that is over
 }
 
 const (
