@@ -85,6 +85,8 @@ func (s *operator) oneSided() string {
 // begin makes a flight of the batch, and posts it at once if it needs no memory and
 // nothing holds it up.
 func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
+	s.w.hold()
+	defer s.w.settle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.flights == nil {
@@ -124,6 +126,8 @@ func (s *operator) putFlight(f *flight) {
 
 // launch posts the operations, by one doorbell, when there is room for all of them.
 func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
+	s.w.hold()
+	defer s.w.settle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for waits := false; ; waits = true {
@@ -146,6 +150,7 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 			s.flights.Wait(f)
 		}
 		s.mu.Unlock()
+		s.w.settle()
 		began := s.asks.messages.wait.begin()
 		s.w.sleep()
 		select {
@@ -155,6 +160,7 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 		}
 		s.w.awake()
 		s.asks.messages.wait.end(began)
+		s.w.hold()
 		s.mu.Lock()
 	}
 }

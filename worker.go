@@ -83,6 +83,7 @@ type consumer interface {
 // peers need not raise events. At all other times it watches the queue.
 type worker struct {
 	cq     rdma.CompletionQueue
+	events rdma.EventQueue        // cq, or nil if it is none
 	orphan func(*rdma.Completion) // takes those of queue pairs that have gone
 	size   int                    // entries of the queue
 	crowd  *patience.Crowd        // tells when nobody should poll
@@ -134,6 +135,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 	}
 	w.look, w.removed.L = w.pollAll, &w.mu
 	if q, ok := cq.(rdma.EventQueue); ok {
+		w.events = q
 		q.OnEvent(w.event)
 		w.lingers.costly = true // a poll reads sockets
 	}

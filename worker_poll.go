@@ -46,6 +46,25 @@ func (w *worker) drive(s *patience.Spinner, ready func() bool) bool {
 	return true
 }
 
+// hold has what is posted until settle wake nobody if it completes at once, as what a socket
+// takes does. The caller holds no lock.
+func (w *worker) hold() {
+	if w.events != nil {
+		w.events.Hold()
+	}
+}
+
+// settle handles what has completed since hold. The worker, if it sleeps, sleeps on.
+func (w *worker) settle() {
+	if w.events == nil {
+		return
+	}
+	if w.events.Held() {
+		w.pollNow()
+	}
+	w.events.Release()
+}
+
 // pollNow handles what has completed, and lets a helper handle the requests among it.
 func (w *worker) pollNow() {
 	w.poll()

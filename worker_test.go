@@ -291,7 +291,12 @@ type eventQueue struct {
 	arms    int
 	endless bool // there is always one more completion
 	late    int  // completions that come just when the queue is armed
+	holds   int
 }
+
+func (q *eventQueue) Hold()      { q.holds++ }
+func (q *eventQueue) Held() bool { return q.holds > 0 && len(q.waiting) > 0 }
+func (q *eventQueue) Release()   { q.holds-- }
 
 func (q *eventQueue) OnEvent(f func() bool) { q.event = f }
 
@@ -348,6 +353,13 @@ func TestEventsOfAWorker(t *testing.T) {
 		}
 		q.endless = false
 		w.drain()
+
+		// Who has posted takes what has completed at once.
+		c.got, q.waiting = 0, make([]rdma.Completion, 1)
+		w.hold()
+		if w.settle(); c.got != 1 || q.holds != 0 {
+			t.Errorf("%d completions are taken by who has posted, and %d hold the queue; want 1 and 0", c.got, q.holds)
+		}
 		w.remove(0)
 		if err := w.close(); err != nil {
 			t.Error(err)

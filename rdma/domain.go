@@ -149,6 +149,13 @@ type EventQueue interface {
 	//
 	// OnEvent comes before the queue is armed for the first time.
 	OnEvent(f func() (done bool))
+	// Hold puts events off until Release, which must follow soon. It is for who posts what may
+	// complete at once, and polls before Release: a completion that has been polled by then
+	// raises no event. Several may hold a queue at a time.
+	Hold()
+	// Held tells whether there is an event that was put off.
+	Held() bool
+	Release()
 }
 
 // SharedReceiveConfig configures a shared receive queue.

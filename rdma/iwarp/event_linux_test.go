@@ -67,3 +67,44 @@ func TestReaderTellsOfEvents(t *testing.T) {
 		}
 	}
 }
+
+// A Write that the socket takes at once has completed before the post is over. Who holds its
+// queue polls it, and nobody who waits is woken.
+func TestHeldWriteWakesNobody(t *testing.T) {
+	d := testDevice(t, Config{})
+	a, b := newSide(t, d, 4096, nil), newSide(t, d, 4096, nil)
+	joinListener(t, a, b)
+	q := a.sends.(rdma.EventQueue)
+	waits := func() bool {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		return q.Wait(ctx) != nil // an event comes before the context
+	}
+	write := func() {
+		a.send(rdma.SendRequest{
+			Op: rdma.OpWrite, Flags: rdma.Signaled,
+			SGEs: a.sge(0, 64), Remote: b.at(0),
+		})
+	}
+	if err := q.Arm(false); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		q.Hold()
+		write()
+		var c [2]rdma.Completion
+		if n, err := q.Poll(c[:]); n != 1 || err != nil || c[0].Status != rdma.StatusSuccess || !q.Held() {
+			t.Fatalf("%d completions, %v, %v, held %t; want 1, held", n, c[0].Status, err, q.Held())
+		}
+		if q.Release(); !waits() {
+			t.Fatal("a completion that has been polled wakes who waits")
+		}
+	}
+	q.Hold()
+	if write(); !waits() {
+		t.Error("a completion that is held wakes who waits")
+	}
+	if q.Release(); waits() {
+		t.Error("a completion that nobody has polled does not wake who waits")
+	}
+}

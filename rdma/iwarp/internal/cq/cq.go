@@ -47,7 +47,8 @@ type Queue struct {
 
 	onEvent    func() (done bool) // nil: events end a Wait
 	collectors int                // between Collect and Collected
-	owed       bool               // an event of which a collector has to tell
+	holders    int                // between Hold and Release
+	owed       atomic.Bool        // an event that one of those sees to; the queue is still armed. mu is held to change it
 
 	event chan struct{} // holds one token once what was armed for has happened
 	done  chan struct{}
@@ -113,13 +114,19 @@ func (q *Queue) signal() {
 	if q.armed == notArmed {
 		return
 	}
-	q.armed = notArmed
-	q.watched.Store(false)
-	if q.collectors > 0 && q.onEvent != nil {
-		q.owed = true
+	if q.holders > 0 || q.collectors > 0 && q.onEvent != nil {
+		q.owed.Store(true)
 		return
 	}
+	q.disarm()
 	q.wake()
+}
+
+// disarm ends what Arm has begun: the event has come. mu is held.
+func (q *Queue) disarm() {
+	q.armed = notArmed
+	q.owed.Store(false)
+	q.watched.Store(false)
 }
 
 // wake ends a Wait.
@@ -149,11 +156,38 @@ func (q *Queue) Collect() {
 // caller calls Tell, without any lock.
 func (q *Queue) Collected() bool {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.collectors--
-	event := q.owed
-	q.owed = false
+	if !q.owed.Load() {
+		return false
+	}
+	q.disarm()
+	return true
+}
+
+// Hold implements [rdma.EventQueue].
+func (q *Queue) Hold() {
+	q.mu.Lock()
+	q.holders++
 	q.mu.Unlock()
-	return event
+}
+
+// Held implements [rdma.EventQueue].
+func (q *Queue) Held() bool { return q.owed.Load() }
+
+// Release implements [rdma.EventQueue]. An event that somebody else sees to is left to him.
+func (q *Queue) Release() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.holders--
+	switch {
+	case !q.owed.Load() || q.holders > 0 || q.collectors > 0 && q.onEvent != nil:
+	case q.count.Load() == 0 && !q.failed.Load():
+		q.owed.Store(false) // somebody has polled all of it
+	default:
+		q.disarm()
+		q.wake()
+	}
 }
 
 // Tell calls the function for events, and ends a Wait if that leaves it something to do.

@@ -164,6 +164,94 @@ func TestEventsByFunction(t *testing.T) {
 	}
 }
 
+// What is added while somebody holds the queue ends a Wait when he lets go, unless it has been
+// polled by then, or somebody else tells of it.
+func TestHeldEvents(t *testing.T) {
+	q := New(8, nil, nil)
+	waits := func() bool {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		return q.Wait(ctx) != nil // an event comes before the context
+	}
+	into := make([]rdma.Completion, 8)
+	poll := func() { _, _ = q.Poll(into) }
+	_ = q.Arm(false)
+	for range 3 {
+		q.Hold()
+		if q.Held() {
+			t.Error("an event without a completion")
+		}
+		push(q, 1)
+		if !q.Held() || !waits() {
+			t.Error("an event is not held")
+		}
+		poll()
+		q.Release()
+		if q.Held() || !waits() {
+			t.Error("what was polled raises an event")
+		}
+	}
+	push(q, 2)
+	if waits() {
+		t.Error("a queue is not armed any more, although nothing that was held has raised an event")
+	}
+	poll()
+
+	_ = q.Arm(false)
+	q.Hold()
+	q.Hold()
+	push(q, 3)
+	if q.Release(); !waits() {
+		t.Error("an event while another one holds the queue")
+	}
+	if q.Release(); waits() || q.Held() {
+		t.Error("what was not polled raises no event")
+	}
+	push(q, 4)
+	if !waits() {
+		t.Error("two events for one Arm")
+	}
+	poll()
+
+	_ = q.Arm(true)
+	q.Hold()
+	push(q, 5)
+	if q.Held() {
+		t.Error("an unsolicited completion is held for one who asked for solicited ones")
+	}
+	q.Release()
+	poll()
+
+	calls := 0
+	q.OnEvent(func() bool { calls++; return true })
+	q.Collect()
+	q.Hold()
+	push(q, 6)
+	q.Push(rdma.Completion{ID: 7}, true, nil, 0)
+	if q.Release(); !waits() || !q.Held() {
+		t.Error("who lets go takes an event from who collects")
+	}
+	if !q.Collected() || q.Held() {
+		t.Fatal("who collects is told of no event")
+	}
+	if q.Tell(); calls != 1 {
+		t.Errorf("%d calls of the function, want 1", calls)
+	}
+	poll()
+
+	_ = q.Arm(false)
+	q.Hold()
+	for range 9 {
+		push(q, 8)
+	}
+	if poll(); waits() == false {
+		t.Error("an event is not held")
+	}
+	if q.Release(); waits() {
+		t.Error("an overrun raises no event")
+	}
+}
+
 func TestClose(t *testing.T) {
 	used := true
 	q := New(1, nil, func(*Queue) error {
