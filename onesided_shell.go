@@ -50,6 +50,7 @@ func (s *operator) fly(ctx context.Context, b *Batch) error {
 			return err
 		}
 	}
+	s.w.settle()
 	told := f.told
 	if err := s.land(ctx, f); err != nil {
 		return err
@@ -85,8 +86,6 @@ func (s *operator) oneSided() string {
 // begin makes a flight of the batch, and posts it at once if it needs no memory and
 // nothing holds it up.
 func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
-	s.w.hold()
-	defer s.w.settle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.flights == nil {
@@ -126,8 +125,6 @@ func (s *operator) putFlight(f *flight) {
 
 // launch posts the operations, by one doorbell, when there is room for all of them.
 func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
-	s.w.hold()
-	defer s.w.settle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for waits := false; ; waits = true {
@@ -150,7 +147,6 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 			s.flights.Wait(f)
 		}
 		s.mu.Unlock()
-		s.w.settle()
 		began := s.asks.messages.wait.begin()
 		s.w.sleep()
 		select {
@@ -160,7 +156,6 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 		}
 		s.w.awake()
 		s.asks.messages.wait.end(began)
-		s.w.hold()
 		s.mu.Lock()
 	}
 }
@@ -181,11 +176,13 @@ func (s *operator) tellLine() {
 }
 
 // post hands the operations to the device, and the notification if nothing holds that up: on the same queue pair it
-// follows them, so the peer gets it behind them. mu is held.
+// follows them, so the peer gets it behind them. If it returns no error the worker's settle is due
+// when mu, which is held, has been let go.
 func (s *operator) post(f *flight, b *Batch) error {
 	if s.queue.broken {
-		return s.e.Err()
+		return cmp.Or(s.e.Err(), ErrClosed)
 	}
+	s.w.hold()
 	fl := s.flights
 	seq := s.m.Operate(f.size)
 	for i := range b.ops[:f.size] {

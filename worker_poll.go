@@ -46,21 +46,27 @@ func (w *worker) drive(s *patience.Spinner, ready func() bool) bool {
 	return true
 }
 
-// hold has what is posted until settle wake nobody if it completes at once, as what a socket
-// takes does. The caller holds no lock.
+// hold has what is posted until settle, and completes at once, wake no worker, as a Put does that a
+// socket takes.
 func (w *worker) hold() {
 	if w.events != nil {
 		w.events.Hold()
 	}
 }
 
-// settle handles what has completed since hold. The worker, if it sleeps, sleeps on.
+// settle handles what has completed, if the worker sleeps, which goes on to sleep if nothing is left.
+// The caller holds no lock.
 func (w *worker) settle() {
 	if w.events == nil {
 		return
 	}
-	if w.events.Held() {
-		w.pollNow()
+	if w.events.Held() && w.mu.TryLock() {
+		w.pollLocked()
+		w.payLocked() // nobody else does while the worker sleeps
+		w.mu.Unlock()
+		if w.runs.any() {
+			w.runs.kick(w.look)
+		}
 	}
 	w.events.Release()
 }

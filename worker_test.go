@@ -292,11 +292,17 @@ type eventQueue struct {
 	endless bool // there is always one more completion
 	late    int  // completions that come just when the queue is armed
 	holds   int
+	raised  int // completions that were left when nobody held the queue any more
 }
 
 func (q *eventQueue) Hold()      { q.holds++ }
 func (q *eventQueue) Held() bool { return q.holds > 0 && len(q.waiting) > 0 }
-func (q *eventQueue) Release()   { q.holds-- }
+
+func (q *eventQueue) Release() {
+	if q.holds--; q.holds == 0 {
+		q.raised += len(q.waiting)
+	}
+}
 
 func (q *eventQueue) OnEvent(f func() bool) { q.event = f }
 
@@ -357,9 +363,17 @@ func TestEventsOfAWorker(t *testing.T) {
 		// Who has posted takes what has completed at once.
 		c.got, q.waiting = 0, make([]rdma.Completion, 1)
 		w.hold()
-		if w.settle(); c.got != 1 || q.holds != 0 {
-			t.Errorf("%d completions are taken by who has posted, and %d hold the queue; want 1 and 0", c.got, q.holds)
+		if w.settle(); c.got != 1 || q.holds != 0 || q.raised != 0 {
+			t.Errorf("%d completions are taken by who has posted, %d hold the queue, and %d raise an event; want 1, 0 and 0", c.got, q.holds, q.raised)
 		}
+		q.waiting = make([]rdma.Completion, 1)
+		w.hold()
+		w.mu.Lock() // somebody polls
+		if w.settle(); c.got != 1 || q.raised != 1 {
+			t.Error("who has posted waits for another one who polls, or what that has not seen raises no event")
+		}
+		w.mu.Unlock()
+		w.drain()
 		w.remove(0)
 		if err := w.close(); err != nil {
 			t.Error(err)

@@ -149,12 +149,14 @@ type EventQueue interface {
 	//
 	// OnEvent comes before the queue is armed for the first time.
 	OnEvent(f func() (done bool))
-	// Hold puts events off until Release, which must follow soon. It is for who posts what may
-	// complete at once, and polls before Release: a completion that has been polled by then
-	// raises no event. Several may hold a queue at a time.
+	// Hold puts off events that would end a Wait, until all who hold the queue have called Release,
+	// which must follow soon. It is for who posts what may complete at once, and polls before
+	// Release. Hold, Held and Release may be called concurrently, and with all others.
 	Hold()
-	// Held tells whether there is an event that was put off.
+	// Held tells whether an event is put off, and something is left to poll.
 	Held() bool
+	// Release raises the event that was put off, if completions are left. If somebody has polled all
+	// of them, the queue stays armed, as if none had come.
 	Release()
 }
 

@@ -24,7 +24,7 @@ type Driver interface {
 // system calls. With more of them, successive polls take turns.
 const DrivenAtOnce = 2
 
-// Queue implements [rdma.CompletionQueue].
+// Queue implements [rdma.CompletionQueue] and [rdma.EventQueue].
 type Queue struct {
 	onOverrun func(*Queue) // called once, with the lock held
 	onClose   func(*Queue) error
@@ -53,6 +53,8 @@ type Queue struct {
 	event chan struct{} // holds one token once what was armed for has happened
 	done  chan struct{}
 }
+
+var _ rdma.EventQueue = (*Queue)(nil)
 
 type entry struct {
 	completion rdma.Completion
@@ -152,13 +154,17 @@ func (q *Queue) Collect() {
 	q.mu.Unlock()
 }
 
-// Collected ends what Collect has begun. It tells whether there was an event. Then the
-// caller calls Tell, without any lock.
+// Collected ends what Collect has begun. It tells whether there was an event, and something is
+// left of what has raised it. Then the caller calls Tell, without any lock.
 func (q *Queue) Collected() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.collectors--
-	if !q.owed.Load() {
+	switch {
+	case !q.owed.Load():
+		return false
+	case !q.left():
+		q.owed.Store(false)
 		return false
 	}
 	q.disarm()
@@ -173,16 +179,19 @@ func (q *Queue) Hold() {
 }
 
 // Held implements [rdma.EventQueue].
-func (q *Queue) Held() bool { return q.owed.Load() }
+func (q *Queue) Held() bool { return q.owed.Load() && q.left() }
 
-// Release implements [rdma.EventQueue]. An event that somebody else sees to is left to him.
+// left tells whether there is something for who waits.
+func (q *Queue) left() bool { return q.count.Load() > 0 || q.failed.Load() }
+
+// Release implements [rdma.EventQueue]. An event that a collector sees to is left to him.
 func (q *Queue) Release() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.holders--
 	switch {
 	case !q.owed.Load() || q.holders > 0 || q.collectors > 0 && q.onEvent != nil:
-	case q.count.Load() == 0 && !q.failed.Load():
+	case !q.left():
 		q.owed.Store(false) // somebody has polled all of it
 	default:
 		q.disarm()

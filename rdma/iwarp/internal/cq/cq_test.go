@@ -3,6 +3,8 @@ package cq
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -240,16 +242,134 @@ func TestHeldEvents(t *testing.T) {
 	poll()
 
 	_ = q.Arm(false)
+	q.Collect()
+	q.Hold()
+	push(q, 8)
+	if !q.Collected() || q.Held() {
+		t.Error("who collects is told of no event while somebody holds the queue")
+	}
+	poll()
+	if q.Release(); !waits() {
+		t.Error("two who see to one event")
+	}
+
+	_ = q.Arm(false)
+	q.Hold()
+	push(q, 8)
+	poll()
+	if q.Held() {
+		t.Error("an event is held of which nothing is left")
+	}
+	_ = q.Arm(false)
+	if q.Release(); !waits() {
+		t.Error("what was polled before the queue was armed again raises an event")
+	}
+	push(q, 8)
+	if waits() {
+		t.Error("a queue that was armed while it was held raises no event")
+	}
+	poll()
+
+	_ = q.Arm(false)
 	q.Hold()
 	for range 9 {
 		push(q, 8)
 	}
-	if poll(); waits() == false {
+	if poll(); !waits() {
 		t.Error("an event is not held")
 	}
 	if q.Release(); waits() {
 		t.Error("an overrun raises no event")
 	}
+}
+
+// Whoever adds completions, holds the queue, collects and polls meanwhile: who sleeps until there
+// is something gets all that nobody else has polled.
+func TestNoEventIsLost(t *testing.T) {
+	const rounds, adders = 5000, 4
+	q := New(64, nil, nil)
+	var polled atomic.Int64
+	poll := func() bool {
+		var into [16]rdma.Completion
+		n, err := q.Poll(into[:])
+		if err != nil {
+			t.Error(err)
+		}
+		polled.Add(int64(n))
+		return n > 0
+	}
+	drain := func() { // and arm
+		for {
+			for poll() {
+			}
+			if err := q.Arm(false); err != nil {
+				t.Error(err)
+			}
+			if !poll() {
+				return
+			}
+		}
+	}
+	q.OnEvent(func() bool {
+		drain()
+		return true
+	})
+	add := []func(id uint64){
+		func(id uint64) { push(q, id) },
+		func(id uint64) { // posts, and looks at what has completed
+			q.Hold()
+			push(q, id)
+			if q.Held() {
+				poll()
+			}
+			q.Release()
+		},
+		func(id uint64) { // posts, and finds that another one polls
+			q.Hold()
+			push(q, id)
+			q.Release()
+		},
+		func(id uint64) { // reads a socket
+			q.Collect()
+			push(q, id)
+			if q.Collected() {
+				q.Tell()
+			}
+		},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	var slept sync.WaitGroup
+	slept.Go(func() {
+		for {
+			drain()
+			if q.Wait(ctx) != nil {
+				return
+			}
+		}
+	})
+	rng := rand.New(rand.NewPCG(1, 2))
+	want := int64(0)
+	for range rounds {
+		var all sync.WaitGroup
+		for range 1 + rng.IntN(adders) {
+			f, times := add[rng.IntN(len(add))], 1+rng.IntN(3)
+			want += int64(times)
+			all.Go(func() {
+				for id := range uint64(times) {
+					f(id)
+				}
+			})
+		}
+		all.Wait()
+		for polled.Load() < want {
+			if ctx.Err() != nil {
+				t.Fatalf("%d of %d completions have been polled, and who sleeps is not woken", polled.Load(), want)
+			}
+			runtime.Gosched()
+		}
+	}
+	cancel()
+	slept.Wait()
 }
 
 func TestClose(t *testing.T) {
