@@ -62,6 +62,29 @@ func (q wakingQueue) Wait(ctx context.Context) error {
 	return err
 }
 
+// asleep waits until the worker of a sleeps: the completion of a message, for which nobody holds
+// the queue, wakes it.
+func asleep(t *testing.T, p *pair, a, b *Endpoint, woken *atomic.Int64) {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < 20*time.Second; {
+		time.Sleep(2 * takeover)
+		before := woken.Load()
+		if err := a.Send(p.ctx, 1, make([]byte, 2*soon)); err != nil {
+			t.Fatal(err)
+		}
+		m, err := b.Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Release()
+		time.Sleep(2 * takeover) // it falls asleep again
+		if woken.Load() > before {
+			return
+		}
+	}
+	t.Fatal("the worker does not fall asleep")
+}
+
 // A Put that the socket takes is done when it is posted. Whoever has posted it sees that, and
 // the worker sleeps on, which would look for more in vain.
 func TestPutWakesNoWorker(t *testing.T) {
@@ -75,17 +98,17 @@ func TestPutWakesNoWorker(t *testing.T) {
 	p := w.pair(t, Config{}, ListenConfig{})
 	a, b := p.connect(t, "iwarp")
 	_, token := exposeTo(t, b, 1<<16, MayWrite)
-	buffer := newBuffer(t, p.ctx, a, 8<<10, 1)
+	const puts, most, size = 100, 5, 256 // all of them fit any socket
+	buffer := newBuffer(t, p.ctx, a, size, 1)
 	defer buffer.Release()
-	const puts, most = 100, 5
 	for name, put := range map[string]func() error{
-		"from a buffer": func() error { return a.PutBuffer(p.ctx, token, 0, buffer, 0, 8<<10) },
+		"from a buffer": func() error { return a.PutBuffer(p.ctx, token, 0, buffer, 0, size) },
 		"copied":        func() error { return a.Put(p.ctx, token, 0, buffer.Bytes()) },
 	} {
 		// What else goes on between the two may wake the worker now and then.
 		fewest := int64(puts)
 		for range 5 {
-			time.Sleep(2 * takeover) // it falls asleep
+			asleep(t, p, a, b, &woken)
 			before := woken.Load()
 			for range puts {
 				if err := put(); err != nil {

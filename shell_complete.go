@@ -101,9 +101,10 @@ func (s *shell) requestDone(c *rdma.Completion) {
 
 // mayHold tells whether confirmations may wait: the peer sleeps, so that each of them would
 // wake it, and the queue is not left to callers, so that the worker's goroutine pays before it
-// rests. mu is held, and the worker's.
+// rests. Where who has polled spares a worker that sleeps the event, nobody would pay. mu is
+// held, and the worker's.
 func (s *shell) mayHold() bool {
-	return s.notices != nil && !s.w.deferred.Load() && s.notices.PeerSleeps()
+	return s.notices != nil && s.w.events == nil && !s.w.deferred.Load() && s.notices.PeerSleeps()
 }
 
 // pay tells the peer what has been held. Its worker calls it.

@@ -46,27 +46,22 @@ func (w *worker) drive(s *patience.Spinner, ready func() bool) bool {
 	return true
 }
 
-// hold has what is posted until settle, and completes at once, wake no worker, as a Put does that a
-// socket takes.
+// hold is followed by settle: what is posted between the two and completes at once, as a Put does
+// that a socket takes, wakes no worker.
 func (w *worker) hold() {
 	if w.events != nil {
 		w.events.Hold()
 	}
 }
 
-// settle handles what has completed, if the worker sleeps, which goes on to sleep if nothing is left.
-// The caller holds no lock.
+// settle handles what has completed, if the worker sleeps. If nothing is left then, it sleeps on; if
+// another one polls just now, what he leaves wakes it. The caller holds no lock.
 func (w *worker) settle() {
 	if w.events == nil {
 		return
 	}
-	if w.events.Held() && w.mu.TryLock() {
-		w.pollLocked()
-		w.payLocked() // nobody else does while the worker sleeps
-		w.mu.Unlock()
-		if w.runs.any() {
-			w.runs.kick(w.look)
-		}
+	if w.events.Held() {
+		w.pollNow()
 	}
 	w.events.Release()
 }

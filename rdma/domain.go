@@ -145,7 +145,8 @@ type EventQueue interface {
 	// A goroutine of the provider calls it, which holds no lock, and which moves the bytes
 	// of a queue pair again only when f has returned. f may call Arm, while others are in
 	// Wait, too. It may do all with queue pairs but close them. If f returns false, or
-	// where the provider cannot call it, the event ends a Wait.
+	// where the provider cannot call it, the event ends a Wait. If somebody has polled all that
+	// there is before f is called, there is no event, and the queue stays armed.
 	//
 	// OnEvent comes before the queue is armed for the first time.
 	OnEvent(f func() (done bool))
@@ -155,8 +156,8 @@ type EventQueue interface {
 	Hold()
 	// Held tells whether an event is put off, and something is left to poll.
 	Held() bool
-	// Release raises the event that was put off, if completions are left. If somebody has polled all
-	// of them, the queue stays armed, as if none had come.
+	// Release raises the event that was put off, if completions are left or the queue has failed. If
+	// somebody has polled all of them, the queue stays armed, as if none had come.
 	Release()
 }
 

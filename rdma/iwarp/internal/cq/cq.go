@@ -155,7 +155,7 @@ func (q *Queue) Collect() {
 }
 
 // Collected ends what Collect has begun. It tells whether there was an event, and something is
-// left of what has raised it. Then the caller calls Tell, without any lock.
+// left to poll. Then the caller calls Tell, without any lock.
 func (q *Queue) Collected() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
