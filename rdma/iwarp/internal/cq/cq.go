@@ -48,7 +48,8 @@ type Queue struct {
 	onEvent    func() (done bool) // nil: events end a Wait
 	collectors int                // between Collect and Collected
 	holders    int                // between Hold and Release
-	owed       atomic.Bool        // an event that one of those sees to; the queue is still armed. mu is held to change it
+	// owed is an event that one of those sees to. The queue is still armed. mu is held to change it.
+	owed atomic.Bool
 
 	event chan struct{} // holds one token once what was armed for has happened
 	done  chan struct{}
@@ -116,13 +117,16 @@ func (q *Queue) signal() {
 	if q.armed == notArmed {
 		return
 	}
-	if q.holders > 0 || q.collectors > 0 && q.onEvent != nil {
+	if q.seenTo() {
 		q.owed.Store(true)
 		return
 	}
 	q.disarm()
 	q.wake()
 }
+
+// seenTo tells whether somebody sees to events. mu is held.
+func (q *Queue) seenTo() bool { return q.holders > 0 || q.collectors > 0 && q.onEvent != nil }
 
 // disarm ends what Arm has begun: the event has come. mu is held.
 func (q *Queue) disarm() {
@@ -190,7 +194,7 @@ func (q *Queue) Release() {
 	defer q.mu.Unlock()
 	q.holders--
 	switch {
-	case !q.owed.Load() || q.holders > 0 || q.collectors > 0 && q.onEvent != nil:
+	case !q.owed.Load() || q.seenTo():
 	case !q.left():
 		q.owed.Store(false) // somebody has polled all of it
 	default:

@@ -116,11 +116,7 @@ func TestArm(t *testing.T) {
 func TestEventsByFunction(t *testing.T) {
 	q := New(8, nil, nil)
 	calls, done := 0, true
-	waits := func() bool {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		return q.Wait(ctx) != nil // an event comes before the context
-	}
+	waits := q.waits
 	arm := func() {
 		t.Helper()
 		if err := q.Arm(false); err != nil {
@@ -166,18 +162,24 @@ func TestEventsByFunction(t *testing.T) {
 	}
 }
 
-// What is added while somebody holds the queue ends a Wait when he lets go, unless it has been
-// polled by then, or somebody else tells of it.
-func TestHeldEvents(t *testing.T) {
-	q := New(8, nil, nil)
-	waits := func() bool {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		return q.Wait(ctx) != nil // an event comes before the context
-	}
-	into := make([]rdma.Completion, 8)
-	poll := func() { _, _ = q.Poll(into) }
+// waits tells whether a Wait would not end at once.
+func (q *Queue) waits() bool {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return q.Wait(ctx) != nil // an event comes before the context
+}
+
+// heldQueue makes an armed queue, and what polls it.
+func heldQueue() (q *Queue, waits func() bool, poll func()) {
+	q = New(8, nil, nil)
 	_ = q.Arm(false)
+	return q, q.waits, func() { _, _ = q.Poll(make([]rdma.Completion, 8)) }
+}
+
+// What is added while somebody holds the queue ends a Wait when he lets go, unless it has been
+// polled by then.
+func TestHeldEvents(t *testing.T) {
+	q, waits, poll := heldQueue()
 	for range 3 {
 		q.Hold()
 		if q.Held() {
@@ -222,8 +224,11 @@ func TestHeldEvents(t *testing.T) {
 		t.Error("an unsolicited completion is held for one who asked for solicited ones")
 	}
 	q.Release()
-	poll()
+}
 
+// Who collects tells of what is added while somebody holds the queue.
+func TestHeldAndCollectedEvents(t *testing.T) {
+	q, waits, poll := heldQueue()
 	calls := 0
 	q.OnEvent(func() bool { calls++; return true })
 	q.Collect()
@@ -252,8 +257,11 @@ func TestHeldEvents(t *testing.T) {
 	if q.Release(); !waits() {
 		t.Error("two who see to one event")
 	}
+}
 
-	_ = q.Arm(false)
+// A held queue may be armed again, and may fail.
+func TestHeldQueues(t *testing.T) {
+	q, waits, poll := heldQueue()
 	q.Hold()
 	push(q, 8)
 	poll()
