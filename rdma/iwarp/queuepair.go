@@ -61,6 +61,7 @@ type queuePair struct {
 type connection struct {
 	net.Conn
 	stream stream
+	driver cq.Driver // the stream, or nil if polls do not drive it
 }
 
 // A stream moves bytes between a connection and the engine.
@@ -131,15 +132,30 @@ func (q *queuePair) towards() string {
 
 func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	n, kick, err := q.engine.PostSend(requests)
+	q.expect()
 	if kick {
 		q.pump()
 	}
 	return n, err
 }
 
+// expect has polls look first at this queue pair's socket: it has posted last.
+func (q *queuePair) expect() {
+	c := q.connected.Load()
+	if c == nil || c.driver == nil {
+		return
+	}
+	sends, recvs := q.config.SendCompletions.(*cq.Queue), q.config.RecvCompletions.(*cq.Queue)
+	sends.Posted(&c.driver)
+	if recvs != sends {
+		recvs.Posted(&c.driver)
+	}
+}
+
 // PostSendHeld implements [rdma.DoorbellQueuePair]: Ring writes to the socket.
 func (q *queuePair) PostSendHeld(requests []rdma.SendRequest) (n int, ring bool, err error) {
 	n, ring, err = q.engine.PostSend(requests)
+	q.expect()
 	if ring {
 		q.held.Store(true)
 	}
@@ -244,15 +260,17 @@ func (q *queuePair) driveWriter() {
 	o.free()
 }
 
-// keepQuiet counts the stream among those of its queues that keep quiet, or no
-// longer, and tells whether it may.
-func (q *queuePair) keepQuiet(change int32) bool {
+// mayKeepQuiet asks the queues whether the stream may keep quiet. If it may, quieted follows.
+func (q *queuePair) mayKeepQuiet(d cq.Driver) bool {
 	sends, recvs := q.config.SendCompletions.(*cq.Queue), q.config.RecvCompletions.(*cq.Queue)
-	may := sends.Quiet(change)
-	if recvs != sends {
-		may = recvs.Quiet(change) && may
+	if !sends.Quiet(d) {
+		return false
 	}
-	return may
+	if recvs != sends && !recvs.Quiet(d) {
+		sends.Quieted(d)
+		return false
+	}
+	return true
 }
 
 // writer is the goroutine that waits for the socket. It gets the role with a
@@ -317,7 +335,7 @@ func (q *queuePair) reader(c *connection) {
 		}
 	}
 	err := c.stream.read(q.engine, kick)
-	q.drive((*cq.Queue).RemoveDriver, c.stream)
+	q.drive((*cq.Queue).RemoveDriver, c.driver)
 	kick() // a Terminate may have to go out
 	reason := q.engine.End(err)
 	q.Ring() // whoever holds the doorbell may come too late
@@ -414,7 +432,8 @@ func (q *queuePair) begin(conn net.Conn, peer string) error {
 
 // run starts the goroutines after a set-up.
 func (q *queuePair) run(conn net.Conn, params engine.Params) error {
-	c := &connection{conn, newStream(conn, q)}
+	c := &connection{Conn: conn, stream: newStream(conn, q)}
+	c.driver, _ = c.stream.(cq.Driver)
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
@@ -429,7 +448,7 @@ func (q *queuePair) run(conn net.Conn, params engine.Params) error {
 	}
 	q.finished = make(chan struct{})
 	q.mu.Unlock()
-	q.drive((*cq.Queue).AddDriver, c.stream)
+	q.drive((*cq.Queue).AddDriver, c.driver)
 	go q.writer(c)
 	go q.reader(c)
 	if kick {
@@ -438,16 +457,15 @@ func (q *queuePair) run(conn net.Conn, params engine.Params) error {
 	return nil
 }
 
-// drive lets the polls of the completion queues drive the stream, if it can be.
-func (q *queuePair) drive(change func(*cq.Queue, cq.Driver), s stream) {
-	d, ok := s.(cq.Driver)
-	if !ok {
+// drive tells the completion queues of the driver, if the stream is one.
+func (q *queuePair) drive(tell func(*cq.Queue, cq.Driver), d cq.Driver) {
+	if d == nil {
 		return
 	}
 	sends, recvs := q.config.SendCompletions.(*cq.Queue), q.config.RecvCompletions.(*cq.Queue)
-	change(sends, d)
+	tell(sends, d)
 	if recvs != sends {
-		change(recvs, d)
+		tell(recvs, d)
 	}
 }
 

@@ -124,6 +124,7 @@ type socketStream struct {
 	polls    atomic.Uint32 // since the last Rest
 	fast     uint32        // polls at the time of counted
 	counted  time.Time
+	fruitful bool   // something has come since then, or since the watchdog's last look
 	stage    *stage // while quiet
 	watchdog *time.Timer
 
@@ -144,16 +145,19 @@ const writeSkip = 64
 const smallWrite = 8 << 10
 
 const (
-	// A stream keeps quiet after quietAfter polls within quietWithin.
-	quietAfter  = 64
-	quietWithin = 500 * time.Microsecond
+	// A stream keeps quiet after quietAfter polls within quietWithin, if something has come
+	// meanwhile: those who poll may wait for another one.
+	quietAfter = 64
 	// quietCheck is how often the watchdog looks whether polls still come: fewer
-	// than quietAfter in that time end the quiet.
+	// than quietAfter in that time end the quiet, or if none of them found something.
 	quietCheck = 2 * time.Millisecond
 	// quietBytes is what a quiet stream may leave in the socket before its
 	// reader is woken all the same.
 	quietBytes = 1 << 20
 )
+
+// quietWithin: see quietAfter. Tests change it.
+var quietWithin = 500 * time.Microsecond
 
 // dueLeast is how many bytes must be certain to follow to be awaited together.
 const dueLeast = 8 << 10
@@ -382,19 +386,22 @@ func (s *socketStream) polled(fd uintptr) {
 	}
 	if n := s.polls.Add(1); n%quietAfter == 0 && !s.quiet.Load() {
 		now := time.Now()
-		if n > quietAfter && now.Sub(s.counted) < quietWithin {
+		if n > quietAfter && now.Sub(s.counted) < quietWithin && s.fruitful {
 			s.hush(fd)
 		}
-		s.counted = now
+		s.counted, s.fruitful = now, false
 	}
 }
 
 // hush makes the stream keep quiet, if its queues allow it.
 func (s *socketStream) hush(fd uintptr) {
 	s.quiet.Store(true)
-	if !s.pair.keepQuiet(1) || !s.wakeAt(fd, quietBytes) {
+	may := s.pair.mayKeepQuiet(s)
+	if !may || !s.wakeAt(fd, quietBytes) {
 		s.quiet.Store(false)
-		s.pair.keepQuiet(-1)
+		if may {
+			s.pair.drive((*cq.Queue).Quieted, s)
+		}
 		s.pair.unpark()
 		return
 	}
@@ -416,7 +423,7 @@ func (s *socketStream) stir() {
 	stages.Put(s.stage)
 	s.stage = nil
 	_ = s.raw.Control(s.onStir)
-	s.pair.keepQuiet(-1)
+	s.pair.drive((*cq.Queue).Quieted, s)
 	s.pair.unpark()
 }
 
@@ -439,11 +446,11 @@ func (s *socketStream) watch() {
 		return
 	}
 	n := s.polls.Load()
-	if n-s.fast < quietAfter {
+	if n-s.fast < quietAfter || !s.fruitful {
 		s.stir()
 		return
 	}
-	s.fast = n
+	s.fast, s.fruitful = n, false
 	s.watchdog.Reset(quietCheck)
 }
 
@@ -572,6 +579,7 @@ func (s *socketStream) round(fd uintptr, stage *stage) bool {
 		s.over, s.rerr = true, io.EOF
 		return false
 	}
+	s.fruitful = true
 	if err := s.engine.Feed(stage[:n]); err != nil {
 		s.over, s.rerr = true, err
 	}

@@ -58,24 +58,104 @@ func poll(t testing.TB, q rdma.CompletionQueue) rdma.Completion {
 	return c[0]
 }
 
-// TestQuietByPolling polls until the stream keeps quiet by itself.
-func TestQuietByPolling(t *testing.T) {
-	a, _ := newPair(t, 4096, joinListener)
+// pollsCountFor has polls count together that are slow, as with the race detector.
+func pollsCountFor(t *testing.T, d time.Duration) {
+	before := quietWithin
+	quietWithin = d
+	t.Cleanup(func() { quietWithin = before })
+}
+
+// exchangeUntilQuiet has a write to b, and b send to a, which polls on, until a's stream keeps quiet.
+// It tells whether that happens.
+func exchangeUntilQuiet(t *testing.T, a, b *side) bool {
+	t.Helper()
 	stream := a.qp.(*queuePair).connected.Load().stream.(*socketStream)
-	var c [1]rdma.Completion
 	for begin := time.Now(); !stream.quiet.Load(); {
-		if _, err := a.recvs.Poll(c[:]); err != nil {
-			t.Fatal(err)
+		a.recv(0, 0, 64)
+		a.send(rdma.SendRequest{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, 8), Remote: b.at(0)})
+		poll(t, a.sends)
+		b.send(rdma.SendRequest{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: b.sge(0, 8)})
+		poll(t, b.sends)
+		poll(t, a.recvs)
+		var c [1]rdma.Completion
+		for range 2 * quietAfter {
+			if n, err := a.recvs.Poll(c[:]); n != 0 || err != nil {
+				t.Fatal(n, err)
+			}
 		}
 		if time.Since(begin) > within {
-			t.Fatal("the stream does not keep quiet")
+			return false
 		}
+	}
+	return true
+}
+
+// TestQuietByPolling exchanges messages until the stream keeps quiet by itself.
+func TestQuietByPolling(t *testing.T) {
+	pollsCountFor(t, within)
+	a, b := newPair(t, 4096, joinListener)
+	if !exchangeUntilQuiet(t, a, b) {
+		t.Fatal("the stream does not keep quiet")
 	}
 	if err := a.recvs.Arm(false); err != nil {
 		t.Fatal(err)
 	}
-	if stream.quiet.Load() {
+	if a.qp.(*queuePair).connected.Load().stream.(*socketStream).quiet.Load() {
 		t.Fatal("the stream keeps quiet beside an armed queue")
+	}
+}
+
+// TestQuietAmongMany has one connection of many with the same queues keep quiet, and then another
+// one: the first has nothing to bring any more.
+func TestQuietAmongMany(t *testing.T) {
+	pollsCountFor(t, within)
+	d := testDevice(t, Config{})
+	first := newSide(t, d, 4096, nil)
+	var as, bs []*side
+	for i := range 5 {
+		a := *first
+		if i > 0 {
+			qp, err := first.domain.NewQueuePair(rdma.QueuePairConfig{SendCompletions: first.sends, RecvCompletions: first.recvs,
+				SendDepth: 64, RecvDepth: 64, MaxSGE: 4})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = qp.Close() })
+			a.qp = qp
+		}
+		b := newSide(t, d, 4096, nil)
+		joinListener(t, &a, b)
+		as, bs = append(as, &a), append(bs, b)
+	}
+	for _, i := range []int{2, 4, 0, 1} {
+		if !exchangeUntilQuiet(t, as[i], bs[i]) {
+			t.Fatalf("connection %d does not keep quiet", i)
+		}
+	}
+}
+
+// TestQuietInVain has a side poll all the time, to which nothing comes: it does not keep quiet, and
+// if it did it no longer does.
+func TestQuietInVain(t *testing.T) {
+	a, _ := newPair(t, 4096, joinListener)
+	stream := a.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	var c [1]rdma.Completion
+	pollFor := func(d time.Duration) {
+		for begin := time.Now(); time.Since(begin) < d; {
+			if n, err := a.recvs.Poll(c[:]); n != 0 || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+	}
+	pollFor(10 * quietCheck)
+	if stream.quiet.Load() {
+		t.Error("the stream keeps quiet, to which nothing has come")
+	}
+	a.hush()
+	for begin := time.Now(); stream.quiet.Load(); pollFor(quietCheck) {
+		if time.Since(begin) > within {
+			t.Fatal("the stream keeps quiet for ever")
+		}
 	}
 }
 

@@ -15,14 +15,17 @@ import (
 // without waiting. A driver that is driven often may keep quiet: it then makes
 // no progress by itself until Rest, and says so by [Queue.Quiet]. Both may be
 // called concurrently.
+//
+// Drivers make system calls, so a Poll that finds nothing calls few of them: those that keep
+// quiet, the one that has posted last, whose peer is the likeliest to answer, and if none keeps
+// quiet one more, which successive polls take in turn.
 type Driver interface {
 	Drive()
 	Rest()
 }
 
-// DrivenAtOnce is how many drivers a Poll that finds nothing calls: they make
-// system calls. With more of them, successive polls take turns.
-const DrivenAtOnce = 2
+// mostQuiet is how many drivers of a queue may keep quiet: each Poll calls all of them.
+const mostQuiet = 2
 
 // Queue implements [rdma.CompletionQueue] and [rdma.EventQueue].
 type Queue struct {
@@ -32,10 +35,11 @@ type Queue struct {
 	count  atomic.Int64 // entries in the ring; lets Poll look without the lock
 	failed atomic.Bool  // overrun or closed
 
-	drivers atomic.Pointer[[]Driver] // replaced as a whole, with the lock held
-	turn    atomic.Uint32
-	quiet   atomic.Int32 // drivers that keep quiet
-	watched atomic.Bool  // armed != notArmed
+	// Drivers: all, and those that keep quiet. Lists are replaced as a whole, with the lock held.
+	drivers, quiet atomic.Pointer[[]Driver] // nil without any
+	posted         atomic.Pointer[Driver]   // the last that has
+	turn           atomic.Uint32
+	watched        atomic.Bool // armed != notArmed
 
 	mu      sync.Mutex
 	ring    []entry
@@ -216,13 +220,7 @@ func (q *Queue) Tell() {
 // Poll implements [rdma.CompletionQueue].
 func (q *Queue) Poll(into []rdma.Completion) (int, error) {
 	if q.count.Load() == 0 && !q.failed.Load() {
-		drivers := q.drivers.Load()
-		if drivers == nil {
-			return 0, nil
-		}
-		for range min(DrivenAtOnce, len(*drivers)) {
-			(*drivers)[int(q.turn.Add(1))%len(*drivers)].Drive()
-		}
+		q.drive()
 		if q.count.Load() == 0 && !q.failed.Load() {
 			return 0, nil
 		}
@@ -251,6 +249,43 @@ func (q *Queue) Poll(into []rdma.Completion) (int, error) {
 	return n, nil
 }
 
+// drive calls those drivers that a poll in vain calls.
+func (q *Queue) drive() {
+	drivers := q.drivers.Load()
+	if drivers == nil {
+		return
+	}
+	quiet := q.quiet.Load()
+	if quiet != nil {
+		for _, d := range *quiet {
+			d.Drive()
+		}
+	}
+	var last Driver
+	if p := q.posted.Load(); p != nil && (quiet == nil || !slices.Contains(*quiet, *p)) {
+		last = *p
+		last.Drive()
+	}
+	if quiet != nil {
+		return
+	}
+	next := (*drivers)[int(q.turn.Add(1))%len(*drivers)]
+	if next == last {
+		next = (*drivers)[int(q.turn.Add(1))%len(*drivers)]
+	}
+	if next != last {
+		next.Drive()
+	}
+}
+
+// Posted notes that a driver's queue pair has posted, whose peer may answer. The pointer is
+// always the same for one driver.
+func (q *Queue) Posted(d *Driver) {
+	if q.posted.Load() != d {
+		q.posted.Store(d)
+	}
+}
+
 // Arm implements [rdma.CompletionQueue].
 func (q *Queue) Arm(solicitedOnly bool) error {
 	if err := q.arm(solicitedOnly); err != nil {
@@ -258,11 +293,9 @@ func (q *Queue) Arm(solicitedOnly bool) error {
 	}
 	// Who has polled goes to sleep, so the drivers have to come by themselves. One
 	// that begins to keep quiet just now sees that the queue is watched.
-	if q.quiet.Load() > 0 {
-		if drivers := q.drivers.Load(); drivers != nil {
-			for _, d := range *drivers {
-				d.Rest()
-			}
+	if quiet := q.quiet.Load(); quiet != nil {
+		for _, d := range *quiet {
+			d.Rest()
 		}
 	}
 	return nil
@@ -290,13 +323,50 @@ func (q *Queue) arm(solicitedOnly bool) error {
 	return nil
 }
 
-// Quiet says that one driver more keeps quiet, if change is 1, or less, if it
-// is -1. It returns whether drivers of the queue may keep quiet: nobody sleeps
-// until a completion comes, and each poll reaches all of them.
-func (q *Queue) Quiet(change int32) bool {
-	q.quiet.Add(change)
-	drivers := q.drivers.Load()
-	return !q.watched.Load() && drivers != nil && len(*drivers) <= DrivenAtOnce
+// Quiet asks whether a driver may keep quiet: nobody sleeps until a completion comes, and few
+// others keep quiet, so that each poll reaches all of them. If it may, Quieted follows once it
+// no longer does. The queue may be armed before Quiet returns: Rest is called then, too.
+func (q *Queue) Quiet(d Driver) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	quiet := listed(&q.quiet)
+	if len(quiet) >= mostQuiet || q.armed != notArmed || !slices.Contains(listed(&q.drivers), d) {
+		return false
+	}
+	enlist(&q.quiet, append(slices.Clone(quiet), d))
+	return true
+}
+
+// Quieted says that a driver keeps quiet no longer.
+func (q *Queue) Quieted(d Driver) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	remove(&q.quiet, d)
+}
+
+// listed is what a list holds.
+func listed(list *atomic.Pointer[[]Driver]) []Driver {
+	if l := list.Load(); l != nil {
+		return *l
+	}
+	return nil
+}
+
+// enlist has a list hold ds. The queue's mu is held.
+func enlist(list *atomic.Pointer[[]Driver], ds []Driver) {
+	if len(ds) == 0 {
+		list.Store(nil)
+		return
+	}
+	list.Store(&ds)
+}
+
+// remove takes d out of a list. The queue's mu is held.
+func remove(list *atomic.Pointer[[]Driver], d Driver) {
+	ds := listed(list)
+	if at := slices.Index(ds, d); at >= 0 {
+		enlist(list, slices.Delete(slices.Clone(ds), at, at+1))
+	}
 }
 
 // Wait implements [rdma.CompletionQueue].
@@ -319,39 +389,19 @@ func (q *Queue) Wait(ctx context.Context) error {
 // AddDriver lets Poll call d.
 func (q *Queue) AddDriver(d Driver) {
 	q.mu.Lock()
-	var before []Driver
-	if old := q.drivers.Load(); old != nil {
-		before = *old
-	}
-	list := append(slices.Clone(before), d)
-	q.drivers.Store(&list)
-	q.mu.Unlock()
-	if q.quiet.Load() > 0 && len(list) > DrivenAtOnce {
-		for _, d := range before {
-			d.Rest()
-		}
-	}
+	defer q.mu.Unlock()
+	enlist(&q.drivers, append(slices.Clone(listed(&q.drivers)), d))
 }
 
-// RemoveDriver takes it out again. A call of Drive may still be under way.
+// RemoveDriver takes it out again. A call of Drive may still be under way. It posts nothing
+// any more, and does not keep quiet.
 func (q *Queue) RemoveDriver(d Driver) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	old := q.drivers.Load()
-	if old == nil {
-		return
+	remove(&q.drivers, d)
+	if p := q.posted.Load(); p != nil && *p == d {
+		q.posted.CompareAndSwap(p, nil)
 	}
-	var list []Driver
-	for _, each := range *old {
-		if each != d {
-			list = append(list, each)
-		}
-	}
-	if len(list) == 0 {
-		q.drivers.Store(nil)
-		return
-	}
-	q.drivers.Store(&list)
 }
 
 // Close implements [rdma.CompletionQueue].

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -420,67 +421,129 @@ type driver struct {
 	rests int
 }
 
-func (d *driver) Drive() { d.calls++; push(d.q, 7) }
+func (d *driver) Drive() { d.calls++ }
 func (d *driver) Rest()  { d.rests++ }
 
-func TestDrivers(t *testing.T) {
+// driven makes a queue with n drivers, and a function that tells which n polls in vain have called,
+// by their numbers.
+func driven(t *testing.T, n int) (*Queue, []Driver, func(polls int) []int) {
 	q := New(4, nil, nil)
-	ds := []*driver{{q: q}, {q: q}, {q: q}}
-	for _, d := range ds {
-		q.AddDriver(d)
+	ds := make([]Driver, n)
+	for i := range ds {
+		ds[i] = &driver{q: q}
+		q.AddDriver(ds[i])
 	}
-	into := make([]rdma.Completion, 8)
-	for range 3 {
-		if n, err := q.Poll(into); n != DrivenAtOnce || err != nil {
-			t.Fatalf("Poll: %d, %v", n, err)
+	return q, ds, func(polls int) []int {
+		t.Helper()
+		for range polls {
+			if n, err := q.Poll(make([]rdma.Completion, 8)); n != 0 || err != nil {
+				t.Fatalf("Poll: %d, %v", n, err)
+			}
 		}
-	}
-	for i, d := range ds {
-		if d.calls != 2 {
-			t.Errorf("driver %d was called %d times", i, d.calls)
+		calls := make([]int, len(ds))
+		for i, d := range ds {
+			calls[i], d.(*driver).calls = d.(*driver).calls, 0
 		}
-		q.RemoveDriver(d)
-	}
-	if n, _ := q.Poll(into); n != 0 {
-		t.Error("a removed driver is called")
+		return calls
 	}
 }
 
-// TestQuietDrivers tells when drivers may keep quiet, and when they are told not to.
-func TestQuietDrivers(t *testing.T) {
+func sameCalls(t *testing.T, what string, got []int, want ...int) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: the drivers were called %v times, want %v", what, got, want)
+	}
+}
+
+// TestDrivers tells whom polls in vain call.
+func TestDrivers(t *testing.T) {
+	q, ds, calls := driven(t, 4)
+	sameCalls(t, "in turn", calls(8), 2, 2, 2, 2)
+	q.Posted(&ds[2])
+	if got := calls(8); got[2] < 8 || got[0] < 2 || got[1] < 2 || got[3] < 2 || got[0]+got[1]+got[2]+got[3] != 16 {
+		t.Errorf("where one has posted: %v, want 8 of it and 8 of the others", got)
+	}
+	q.RemoveDriver(ds[2])
+	if got := calls(6); got[2] != 0 || got[0] != 2 {
+		t.Errorf("a removed driver is called, or others are not: %v", got)
+	}
+	for _, d := range ds {
+		q.RemoveDriver(d)
+	}
+	sameCalls(t, "without drivers", calls(4), 0, 0, 0, 0)
+
+	_, one, calls := driven(t, 1)
+	sameCalls(t, "the only one", calls(3), 3)
+	one[0].(*driver).q.Posted(&one[0])
+	sameCalls(t, "the only one, which has posted", calls(3), 3)
+}
+
+// TestDriversThatComplete has a driver add a completion, which the same poll finds.
+func TestDriversThatComplete(t *testing.T) {
 	q := New(4, nil, nil)
-	if q.Quiet(1) {
-		t.Error("nobody drives, and may keep quiet")
+	q.AddDriver(pushing{q})
+	if n, err := q.Poll(make([]rdma.Completion, 8)); n != 1 || err != nil {
+		t.Errorf("Poll: %d, %v", n, err)
 	}
-	q.Quiet(-1)
-	a, b, c := &driver{q: q}, &driver{q: q}, &driver{q: q}
-	q.AddDriver(a)
-	q.AddDriver(b)
-	if !q.Quiet(1) {
-		t.Error("two drivers may not keep quiet")
+}
+
+type pushing struct{ q *Queue }
+
+func (p pushing) Drive() { push(p.q, 7) }
+func (p pushing) Rest()  {}
+
+// TestQuietDrivers tells when drivers may keep quiet, whom polls call then, and when they are told
+// not to.
+func TestQuietDrivers(t *testing.T) {
+	q, ds, calls := driven(t, 5)
+	rests := func(want ...int) {
+		t.Helper()
+		for i, d := range ds {
+			if n := d.(*driver).rests; n != want[i] {
+				t.Errorf("driver %d was told %d times, want %d", i, n, want[i])
+			}
+		}
 	}
+	if q.Quiet(&driver{q: q}) {
+		t.Error("one that polls do not call may keep quiet")
+	}
+	if !q.Quiet(ds[3]) {
+		t.Error("the first of five may not keep quiet")
+	}
+	sameCalls(t, "one keeps quiet", calls(4), 0, 0, 0, 4, 0)
+	q.Posted(&ds[3])
+	sameCalls(t, "it has posted", calls(4), 0, 0, 0, 4, 0)
+	q.Posted(&ds[0])
+	sameCalls(t, "another one has posted", calls(4), 4, 0, 0, 4, 0)
+	if !q.Quiet(ds[0]) {
+		t.Error("the second may not keep quiet")
+	}
+	sameCalls(t, "two keep quiet", calls(4), 4, 0, 0, 4, 0)
+	if q.Quiet(ds[1]) {
+		t.Error("a third may keep quiet")
+	}
+	q.Posted(&ds[4])
+	sameCalls(t, "a third one has posted", calls(4), 4, 0, 0, 4, 4)
+
 	_ = q.Arm(false)
-	if a.rests != 1 || b.rests != 1 {
-		t.Errorf("arming told %d and %d times", a.rests, b.rests)
-	}
-	if q.Quiet(0) {
+	rests(1, 0, 0, 1, 0)
+	q.Quieted(ds[0])
+	q.Quieted(ds[3])
+	if q.Quiet(ds[0]) {
 		t.Error("drivers of an armed queue may keep quiet")
 	}
 	push(q, 1)
-	if !q.Quiet(0) {
+	if n, err := q.Poll(make([]rdma.Completion, 1)); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if !q.Quiet(ds[0]) {
 		t.Error("drivers may not keep quiet after the event")
 	}
-	q.AddDriver(c)
-	if a.rests != 2 || b.rests != 2 || c.rests != 0 {
-		t.Errorf("a third driver told %d, %d and %d times", a.rests, b.rests, c.rests)
-	}
-	if q.Quiet(-1) {
-		t.Error("three drivers may keep quiet")
-	}
+	q.RemoveDriver(ds[4])
+	q.Quieted(ds[0])
+	q.Quieted(ds[0])
 	_ = q.Arm(true)
-	if a.rests != 2 {
-		t.Error("nobody kept quiet, and was told not to")
-	}
+	rests(1, 0, 0, 1, 0)
 }
 
 // TestNoLostWakeUp has a waiter arm, poll and wait against pushes from two sides.
