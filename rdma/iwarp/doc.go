@@ -21,11 +21,11 @@
 //
 // Who polls a completion queue in vain reads from the sockets of its queue pairs,
 // so that a spinning program answers without waking another goroutine. Each such
-// Poll looks at two connections, in turn; with many on one queue, arming and
-// waiting is the better way. A connection that is polled all the time, on queues
-// with no more than that, leaves its socket to the polls: nothing that arrives
-// wakes a thread. Arming a queue ends that at once, and polls that cease end it
-// within some milliseconds.
+// Poll looks at the connection that has posted last and at one more, in turn; where
+// many on one queue are busy, arming and waiting is the better way. A connection that
+// is polled all the time leaves its socket to the polls: nothing that arrives wakes a
+// thread. Of one queue's connections two may do so at a time. Arming a queue ends that
+// at once, and polls that cease or bring nothing end it within some milliseconds.
 //
 // A message that finds no receive waits for one ([rdma.CapReceiverWaits]): nothing
 // more is read from the connection, of which up to 128 KiB has been read by then, or

@@ -132,7 +132,9 @@ func (q *queuePair) towards() string {
 
 func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	n, kick, err := q.engine.PostSend(requests)
-	q.expect()
+	if n > 0 {
+		q.expect()
+	}
 	if kick {
 		q.pump()
 	}
@@ -155,7 +157,9 @@ func (q *queuePair) expect() {
 // PostSendHeld implements [rdma.DoorbellQueuePair]: Ring writes to the socket.
 func (q *queuePair) PostSendHeld(requests []rdma.SendRequest) (n int, ring bool, err error) {
 	n, ring, err = q.engine.PostSend(requests)
-	q.expect()
+	if n > 0 {
+		q.expect()
+	}
 	if ring {
 		q.held.Store(true)
 	}
@@ -260,7 +264,8 @@ func (q *queuePair) driveWriter() {
 	o.free()
 }
 
-// mayKeepQuiet asks the queues whether the stream may keep quiet. If it may, quieted follows.
+// mayKeepQuiet asks the queues whether the stream may keep quiet. If it may, [cq.Queue.Quieted] of
+// both follows.
 func (q *queuePair) mayKeepQuiet(d cq.Driver) bool {
 	sends, recvs := q.config.SendCompletions.(*cq.Queue), q.config.RecvCompletions.(*cq.Queue)
 	if !sends.Quiet(d) {

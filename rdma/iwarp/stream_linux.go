@@ -85,7 +85,7 @@ func (o *outgoing) advance(n int) {
 // While somebody polls all the time the stream keeps quiet: SO_RCVLOWAT keeps
 // arriving bytes from waking the poller's thread and the reader's goroutine,
 // which would take the processor from those who have read the bytes already.
-// It ends when one of the queues is armed, and by a timer when the polls cease.
+// It ends when one of the queues is armed, and by a timer when the polls cease or bring nothing.
 //
 // While a message waits for a receive nobody reads, so that TCP's window holds the
 // peer back. Who posts the receive reads on.
@@ -122,10 +122,10 @@ type socketStream struct {
 	lowat    int           // SO_RCVLOWAT if it was set
 	quiet    atomic.Bool   // changed by the holder of reading
 	polls    atomic.Uint32 // since the last Rest
-	fast     uint32        // polls at the time of counted
-	counted  time.Time
-	fruitful bool   // something has come since then, or since the watchdog's last look
-	stage    *stage // while quiet
+	fast     uint32        // polls at the watchdog's last look
+	counted  time.Time     // the last quietAfter polls
+	fruitful atomic.Bool   // something has come or gone since then, or since the watchdog's last look
+	stage    *stage        // while quiet
 	watchdog *time.Timer
 
 	// Of the holder of the writer's role.
@@ -145,11 +145,11 @@ const writeSkip = 64
 const smallWrite = 8 << 10
 
 const (
-	// A stream keeps quiet after quietAfter polls within quietWithin, if something has come
-	// meanwhile: those who poll may wait for another one.
+	// A stream keeps quiet after quietAfter polls within quietWithin, if something has come or
+	// gone meanwhile: those who poll may wait for more of it.
 	quietAfter = 64
 	// quietCheck is how often the watchdog looks whether polls still come: fewer
-	// than quietAfter in that time end the quiet, or if none of them found something.
+	// than quietAfter in that time end the quiet, or if nothing has come or gone.
 	quietCheck = 2 * time.Millisecond
 	// quietBytes is what a quiet stream may leave in the socket before its
 	// reader is woken all the same.
@@ -386,10 +386,11 @@ func (s *socketStream) polled(fd uintptr) {
 	}
 	if n := s.polls.Add(1); n%quietAfter == 0 && !s.quiet.Load() {
 		now := time.Now()
-		if n > quietAfter && now.Sub(s.counted) < quietWithin && s.fruitful {
+		if n > quietAfter && now.Sub(s.counted) < quietWithin && s.fruitful.Load() {
 			s.hush(fd)
 		}
-		s.counted, s.fruitful = now, false
+		s.counted = now
+		s.fruitful.Store(false)
 	}
 }
 
@@ -446,11 +447,12 @@ func (s *socketStream) watch() {
 		return
 	}
 	n := s.polls.Load()
-	if n-s.fast < quietAfter || !s.fruitful {
+	if n-s.fast < quietAfter || !s.fruitful.Load() {
 		s.stir()
 		return
 	}
-	s.fast, s.fruitful = n, false
+	s.fast = n
+	s.fruitful.Store(false)
 	s.watchdog.Reset(quietCheck)
 }
 
@@ -579,12 +581,19 @@ func (s *socketStream) round(fd uintptr, stage *stage) bool {
 		s.over, s.rerr = true, io.EOF
 		return false
 	}
-	s.fruitful = true
+	s.bearsFruit()
 	if err := s.engine.Feed(stage[:n]); err != nil {
 		s.over, s.rerr = true, err
 	}
 	s.after()
 	return true
+}
+
+// bearsFruit notes that bytes have come or gone: it may be worth while to poll.
+func (s *socketStream) bearsFruit() {
+	if !s.fruitful.Load() {
+		s.fruitful.Store(true)
+	}
 }
 
 // goOn ends a wait for a receive, if that is there now, and tells whether it was.
@@ -670,6 +679,7 @@ func (s *socketStream) writable(fd uintptr) bool {
 		switch errno {
 		case 0:
 			o.advance(int(n))
+			s.bearsFruit()
 		case unix.EINTR:
 		case unix.EAGAIN:
 			s.skip = writeSkip

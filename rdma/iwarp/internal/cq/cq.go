@@ -13,16 +13,20 @@ import (
 
 // A Driver makes progress that may add completions. Drive does what can be done
 // without waiting. A driver that is driven often may keep quiet: it then makes
-// no progress by itself until Rest, and says so by [Queue.Quiet]. Both may be
+// no progress by itself until Rest, and asks before that by [Queue.Quiet]. Both may be
 // called concurrently.
 //
 // Drivers make system calls, so a Poll that finds nothing calls few of them: those that keep
-// quiet, the one that has posted last, whose peer is the likeliest to answer, and if none keeps
-// quiet one more, which successive polls take in turn.
+// quiet, the one whose queue pair has posted last, since its peer is the likeliest to answer, and
+// one more in turn. While some keep quiet, which have earned it, only every sixteenth poll takes
+// one more.
 type Driver interface {
 	Drive()
 	Rest()
 }
+
+// turnEvery is how many polls in vain, while drivers keep quiet, take one more in turn.
+const turnEvery = 16
 
 // mostQuiet is how many drivers of a queue may keep quiet: each Poll calls all of them.
 const mostQuiet = 2
@@ -37,9 +41,8 @@ type Queue struct {
 
 	// Drivers: all, and those that keep quiet. Lists are replaced as a whole, with the lock held.
 	drivers, quiet atomic.Pointer[[]Driver] // nil without any
-	posted         atomic.Pointer[Driver]   // the last that has
-	turn           atomic.Uint32
-	watched        atomic.Bool // armed != notArmed
+	posted         atomic.Pointer[Driver]   // that of the queue pair that has posted last
+	turn           atomic.Uint32            // polls in vain
 
 	mu      sync.Mutex
 	ring    []entry
@@ -136,7 +139,6 @@ func (q *Queue) seenTo() bool { return q.holders > 0 || q.collectors > 0 && q.on
 func (q *Queue) disarm() {
 	q.armed = notArmed
 	q.owed.Store(false)
-	q.watched.Store(false)
 }
 
 // wake ends a Wait.
@@ -255,25 +257,26 @@ func (q *Queue) drive() {
 	if drivers == nil {
 		return
 	}
-	quiet := q.quiet.Load()
-	if quiet != nil {
-		for _, d := range *quiet {
-			d.Drive()
-		}
+	turn, quiet := q.turn.Add(1), listed(&q.quiet)
+	for _, d := range quiet {
+		d.Drive()
 	}
 	var last Driver
-	if p := q.posted.Load(); p != nil && (quiet == nil || !slices.Contains(*quiet, *p)) {
+	if p := q.posted.Load(); p != nil && !slices.Contains(quiet, *p) {
 		last = *p
 		last.Drive()
 	}
-	if quiet != nil {
-		return
+	if len(quiet) > 0 {
+		if turn%turnEvery != 0 {
+			return
+		}
+		turn /= turnEvery
 	}
-	next := (*drivers)[int(q.turn.Add(1))%len(*drivers)]
+	next := (*drivers)[turn%uint32(len(*drivers))]
 	if next == last {
-		next = (*drivers)[int(q.turn.Add(1))%len(*drivers)]
+		next = (*drivers)[q.turn.Add(1)%uint32(len(*drivers))]
 	}
-	if next != last {
+	if next != last && !slices.Contains(quiet, next) {
 		next.Drive()
 	}
 }
@@ -292,7 +295,7 @@ func (q *Queue) Arm(solicitedOnly bool) error {
 		return err
 	}
 	// Who has polled goes to sleep, so the drivers have to come by themselves. One
-	// that begins to keep quiet just now sees that the queue is watched.
+	// that asks just now whether it may keep quiet is refused, or is told.
 	if quiet := q.quiet.Load(); quiet != nil {
 		for _, d := range *quiet {
 			d.Rest()
@@ -319,7 +322,6 @@ func (q *Queue) arm(solicitedOnly bool) error {
 	} else if q.armed == notArmed {
 		q.armed = armedSolicited
 	}
-	q.watched.Store(true)
 	return nil
 }
 
@@ -393,8 +395,8 @@ func (q *Queue) AddDriver(d Driver) {
 	enlist(&q.drivers, append(slices.Clone(listed(&q.drivers)), d))
 }
 
-// RemoveDriver takes it out again. A call of Drive may still be under way. It posts nothing
-// any more, and does not keep quiet.
+// RemoveDriver takes it out again, which does not keep quiet. A call of Drive may still be under
+// way. If a post is, too, polls may call the driver until another one has posted.
 func (q *Queue) RemoveDriver(d Driver) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -460,7 +460,7 @@ func TestDrivers(t *testing.T) {
 	q, ds, calls := driven(t, 4)
 	sameCalls(t, "in turn", calls(8), 2, 2, 2, 2)
 	q.Posted(&ds[2])
-	if got := calls(8); got[2] < 8 || got[0] < 2 || got[1] < 2 || got[3] < 2 || got[0]+got[1]+got[2]+got[3] != 16 {
+	if got := calls(8); got[2] != 8 || got[0] < 2 || got[1] < 2 || got[3] < 2 || got[0]+got[1]+got[3] != 8 {
 		t.Errorf("where one has posted: %v, want 8 of it and 8 of the others", got)
 	}
 	q.RemoveDriver(ds[2])
@@ -510,20 +510,26 @@ func TestQuietDrivers(t *testing.T) {
 	if !q.Quiet(ds[3]) {
 		t.Error("the first of five may not keep quiet")
 	}
-	sameCalls(t, "one keeps quiet", calls(4), 0, 0, 0, 4, 0)
+	// Of 16 polls one takes one more: in five times as many each has its turn.
+	const polls = turnEvery * 5
+	sameCalls(t, "one keeps quiet", calls(polls), 1, 1, 1, polls, 1)
 	q.Posted(&ds[3])
-	sameCalls(t, "it has posted", calls(4), 0, 0, 0, 4, 0)
+	sameCalls(t, "it has posted", calls(polls), 1, 1, 1, polls, 1)
 	q.Posted(&ds[0])
-	sameCalls(t, "another one has posted", calls(4), 4, 0, 0, 4, 0)
+	if got := calls(polls); got[0] != polls || got[3] != polls || got[1] == 0 || got[2] == 0 || got[4] == 0 {
+		t.Errorf("another one has posted: %v", got)
+	}
 	if !q.Quiet(ds[0]) {
 		t.Error("the second may not keep quiet")
 	}
-	sameCalls(t, "two keep quiet", calls(4), 4, 0, 0, 4, 0)
+	sameCalls(t, "two keep quiet", calls(turnEvery/2), turnEvery/2, 0, 0, turnEvery/2, 0)
 	if q.Quiet(ds[1]) {
 		t.Error("a third may keep quiet")
 	}
 	q.Posted(&ds[4])
-	sameCalls(t, "a third one has posted", calls(4), 4, 0, 0, 4, 4)
+	if got := calls(polls); got[0] != polls || got[3] != polls || got[4] != polls || got[1] == 0 || got[2] == 0 {
+		t.Errorf("a third one has posted: %v", got)
+	}
 
 	_ = q.Arm(false)
 	rests(1, 0, 0, 1, 0)
