@@ -23,9 +23,11 @@
 // so that a spinning program answers without waking another goroutine. Each such
 // Poll looks at the connection that has posted last and at one more, in turn; where
 // many on one queue are busy, arming and waiting is the better way. A connection that
-// is polled all the time leaves its socket to the polls: nothing that arrives wakes a
-// thread. Of one queue's connections two may do so at a time. Arming a queue ends that
-// at once, and polls that cease or bring nothing end it within some milliseconds.
+// is polled all the time, and on which bytes come or go, leaves its socket to the
+// polls: nothing that arrives wakes a thread. Of one queue's connections two may do so
+// at a time; each Poll looks at them, and only every sixteenth at one more in turn.
+// Arming a queue ends that at once. It ends within some milliseconds when polls cease,
+// or when nothing comes or goes.
 //
 // A message that finds no receive waits for one ([rdma.CapReceiverWaits]): nothing
 // more is read from the connection, of which up to 128 KiB has been read by then, or

@@ -82,10 +82,11 @@ func (o *outgoing) advance(n int) {
 // watches. Who polls a completion queue in vain reads, too, so that a spinning
 // program needs no other goroutine to make progress.
 //
-// While somebody polls all the time the stream keeps quiet: SO_RCVLOWAT keeps
-// arriving bytes from waking the poller's thread and the reader's goroutine,
-// which would take the processor from those who have read the bytes already.
-// It ends when one of the queues is armed, and by a timer when the polls cease or bring nothing.
+// While somebody polls all the time, and bytes come or go, the stream keeps quiet:
+// SO_RCVLOWAT keeps arriving bytes from waking the poller's thread and the reader's
+// goroutine, which would take the processor from those who have read the bytes already.
+// It ends when one of the queues is armed, and by a timer when polls cease or nothing
+// comes or goes.
 //
 // While a message waits for a receive nobody reads, so that TCP's window holds the
 // peer back. Who posts the receive reads on.
@@ -122,8 +123,8 @@ type socketStream struct {
 	lowat    int           // SO_RCVLOWAT if it was set
 	quiet    atomic.Bool   // changed by the holder of reading
 	polls    atomic.Uint32 // since the last Rest
-	fast     uint32        // polls at the watchdog's last look
-	counted  time.Time     // the last quietAfter polls
+	fast     uint32        // polls when the quiet began, or at the watchdog's last look
+	counted  time.Time     // when the last quietAfter polls were through
 	fruitful atomic.Bool   // something has come or gone since then, or since the watchdog's last look
 	stage    *stage        // while quiet
 	watchdog *time.Timer
@@ -439,7 +440,7 @@ func (s *socketStream) Rest() {
 	s.release()
 }
 
-// watch ends the quiet when polls have become rare.
+// watch ends the quiet when polls have become rare, or nothing has come or gone.
 func (s *socketStream) watch() {
 	s.reading.Lock()
 	defer s.release()

@@ -134,18 +134,77 @@ func TestQuietAmongMany(t *testing.T) {
 	}
 }
 
-// TestQuietInVain has a quiet side poll all the time, to which nothing comes: it does not keep
-// quiet for long.
+// TestQuietInVain has a side poll all the time, to which nothing comes: it does not begin to keep
+// quiet.
 func TestQuietInVain(t *testing.T) {
-	a, _ := newPair(t, 4096, joinListener)
-	stream := a.hush()
+	pollsCountFor(t, within)
+	a, b := newPair(t, 4096, joinListener)
+	for _, way := range [][2]*side{{a, b}, {b, a}} { // behind it nothing of the set-up is left to come
+		way[1].recv(0, 0, 64)
+		way[0].send(rdma.SendRequest{Op: rdma.OpSend, SGEs: way[0].sge(0, 8)})
+		poll(t, way[1].recvs)
+	}
+	stream := a.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	stream.fruitful.Store(false)
 	var c [1]rdma.Completion
-	for begin := time.Now(); stream.quiet.Load(); {
+	for range 8 * quietAfter {
 		if n, err := a.recvs.Poll(c[:]); n != 0 || err != nil {
 			t.Fatal(n, err)
 		}
+		if stream.quiet.Load() {
+			t.Fatal("the stream keeps quiet, to which nothing has come")
+		}
+	}
+}
+
+// TestQuietWatched has the watchdog look at a quiet stream: it keeps quiet as long as polls come,
+// and bytes come or go.
+func TestQuietWatched(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		polls    uint32
+		fruitful bool
+		want     bool
+	}{
+		{"polls and bytes", quietAfter, true, true},
+		{"no bytes", quietAfter, false, false},
+		{"few polls", quietAfter - 1, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, _ := newPair(t, 4096, joinListener)
+			var stream *socketStream
+			for early := false; !early; { // until the test looks before the watchdog
+				stream = a.hush()
+				stream.reading.Lock()
+				early = stream.watchdog.Stop()
+				stream.polls.Store(stream.fast + c.polls)
+				stream.fruitful.Store(c.fruitful)
+				stream.reading.Unlock()
+			}
+			stream.watch()
+			if got := stream.quiet.Load(); got != c.want {
+				t.Errorf("the stream keeps quiet: %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestQuietByWrites has a side write and poll for nothing but that: what goes counts as well.
+func TestQuietByWrites(t *testing.T) {
+	pollsCountFor(t, within)
+	a, b := newPair(t, 4096, joinListener)
+	stream := a.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	for begin := time.Now(); !stream.quiet.Load(); {
+		a.send(rdma.SendRequest{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, 8), Remote: b.at(0)})
+		poll(t, a.sends)
+		var c [1]rdma.Completion
+		for polls := 0; polls < 2*quietAfter && !stream.quiet.Load(); polls++ {
+			if n, err := a.recvs.Poll(c[:]); n != 0 || err != nil {
+				t.Fatal(n, err)
+			}
+		}
 		if time.Since(begin) > within {
-			t.Fatal("the stream keeps quiet for ever")
+			t.Fatal("the stream does not keep quiet")
 		}
 	}
 }

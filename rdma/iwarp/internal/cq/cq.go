@@ -12,20 +12,18 @@ import (
 )
 
 // A Driver makes progress that may add completions. Drive does what can be done
-// without waiting. A driver that is driven often may keep quiet: it then makes
-// no progress by itself until Rest, and asks before that by [Queue.Quiet]. Both may be
-// called concurrently.
+// without waiting. A driver that is driven often may keep quiet, if [Queue.Quiet] lets it:
+// it then makes no progress by itself until Rest. Both may be called concurrently.
 //
 // Drivers make system calls, so a Poll that finds nothing calls few of them: those that keep
 // quiet, the one whose queue pair has posted last, since its peer is the likeliest to answer, and
-// one more in turn. While some keep quiet, which have earned it, only every sixteenth poll takes
-// one more.
+// one more in turn. While some keep quiet, only every sixteenth poll calls one more.
 type Driver interface {
 	Drive()
 	Rest()
 }
 
-// turnEvery is how many polls in vain, while drivers keep quiet, take one more in turn.
+// turnEvery is of how many polls in vain, while drivers keep quiet, one calls one more in turn.
 const turnEvery = 16
 
 // mostQuiet is how many drivers of a queue may keep quiet: each Poll calls all of them.
@@ -42,7 +40,7 @@ type Queue struct {
 	// Drivers: all, and those that keep quiet. Lists are replaced as a whole, with the lock held.
 	drivers, quiet atomic.Pointer[[]Driver] // nil without any
 	posted         atomic.Pointer[Driver]   // that of the queue pair that has posted last
-	turn           atomic.Uint32            // polls in vain
+	turn           atomic.Uint32            // of those called in turn: one more for each poll in vain
 
 	mu      sync.Mutex
 	ring    []entry
@@ -395,8 +393,8 @@ func (q *Queue) AddDriver(d Driver) {
 	enlist(&q.drivers, append(slices.Clone(listed(&q.drivers)), d))
 }
 
-// RemoveDriver takes it out again, which does not keep quiet. A call of Drive may still be under
-// way. If a post is, too, polls may call the driver until another one has posted.
+// RemoveDriver takes it out again. The driver does not keep quiet. A call of Drive may still be
+// under way. If its queue pair posts once more, polls call it until another one has posted.
 func (q *Queue) RemoveDriver(d Driver) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
