@@ -23,7 +23,7 @@ type Driver interface {
 	Rest()
 }
 
-// turnEvery is of how many polls in vain, while drivers keep quiet, one calls one more in turn.
+// While drivers keep quiet, every turnEvery-th poll in vain calls one more in turn.
 const turnEvery = 16
 
 // mostQuiet is how many drivers of a queue may keep quiet: each Poll calls all of them.
@@ -294,10 +294,8 @@ func (q *Queue) Arm(solicitedOnly bool) error {
 	}
 	// Who has polled goes to sleep, so the drivers have to come by themselves. One
 	// that asks just now whether it may keep quiet is refused, or is told.
-	if quiet := q.quiet.Load(); quiet != nil {
-		for _, d := range *quiet {
-			d.Rest()
-		}
+	for _, d := range listed(&q.quiet) {
+		d.Rest()
 	}
 	return nil
 }
