@@ -72,7 +72,7 @@ func startConn(ctx context.Context, nc net.Conn, target Target, cfg ClientConfig
 	}
 	c.caller = newCaller(c.w, id, &target, cfg.CallTimeout)
 	c.shared = stream.Share(c.r, c.caller.received, c.caller.deliver)
-	if c.spin = patience.NewSpinner(cfg.Spin); cfg.Spin > 0 && c.shared.Looks() {
+	if c.spin = patience.NewCostlySpinner(cfg.Spin); cfg.Spin > 0 && c.shared.Looks() {
 		c.caller.watch = c.watch
 	}
 	interrupted := make(chan struct{})

@@ -21,9 +21,11 @@ const Preempted = 300 * time.Microsecond
 const YieldEvery = 10 * time.Microsecond
 
 const (
-	// Polling stops after limit/8 without a completion. It is tried again after 8 waits,
-	// doubling up to 256.
-	spinPause, maxSpinPause = 8, 256
+	// Polling stops after limit/8 without a completion. It is tried again after 8 waits, then
+	// after 16 each time, or where polls are costly, doubling up to 256. Two who wait for each
+	// other and both sleep go on so until a try of one succeeds: at 256 that took a tenth of a
+	// second (decision 0115).
+	spinPause, maxSpinPause, maxCostlyPause = 8, 16, 256
 
 	// After that nobody in the process polls for 1 ms: somebody had something to do, and
 	// has done it.
@@ -47,12 +49,20 @@ const (
 type Spinner struct {
 	limit  time.Duration // the longest poll; 0 or less: never poll
 	budget time.Duration // of the next wait; 0: polling has stopped
+	most   int           // the longest pause
 	pause  int           // waits between two tries, once it has
 	skip   int           // of them, those to come
 }
 
 // NewSpinner returns a spinner that polls for at most limit; 0 or less: never.
-func NewSpinner(limit time.Duration) Spinner { return Spinner{limit: limit, budget: limit} }
+func NewSpinner(limit time.Duration) Spinner {
+	return Spinner{limit: limit, budget: limit, most: maxSpinPause}
+}
+
+// NewCostlySpinner is NewSpinner for polls that are system calls.
+func NewCostlySpinner(limit time.Duration) Spinner {
+	return Spinner{limit: limit, budget: limit, most: maxCostlyPause}
+}
 
 // Limit is the longest poll.
 func (s *Spinner) Limit() time.Duration { return s.limit }
@@ -82,7 +92,7 @@ func (s *Spinner) Vain(spent time.Duration) {
 	switch {
 	case spent <= 0:
 	case s.budget == 0:
-		s.pause = min(2*s.pause, maxSpinPause)
+		s.pause = min(2*s.pause, s.most)
 		s.skip = s.pause
 	case s.budget <= s.limit/8:
 		s.budget = 0

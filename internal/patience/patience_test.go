@@ -6,8 +6,13 @@ import (
 )
 
 func TestSpinnerBacksOff(t *testing.T) {
+	t.Run("cheap", func(t *testing.T) { backsOff(t, NewSpinner, maxSpinPause) })
+	t.Run("costly", func(t *testing.T) { backsOff(t, NewCostlySpinner, maxCostlyPause) })
+}
+
+func backsOff(t *testing.T, make func(time.Duration) Spinner, pause int) {
 	const limit = 32 * time.Microsecond
-	s := NewSpinner(limit)
+	s := make(limit)
 	var spent, waits int
 	for s.budget > 0 {
 		b := s.Next()
@@ -20,7 +25,7 @@ func TestSpinnerBacksOff(t *testing.T) {
 	if spent > int(2*limit) {
 		t.Errorf("polled %v before it stopped", time.Duration(spent))
 	}
-	// From here on it polls seldom, and ever less.
+	// From here on it polls seldom, and ever less until the pauses are as long as they get.
 	tries, since, longest := 0, 0, 0
 	for range 10_000 {
 		b := s.Next()
@@ -36,7 +41,7 @@ func TestSpinnerBacksOff(t *testing.T) {
 		}
 		s.Vain(b)
 	}
-	if tries < 30 || tries > 60 || longest != maxSpinPause+1 {
+	if least := 10_000 / (pause + 1); tries < least-10 || tries > least+10 || longest != pause+1 {
 		t.Errorf("%d tries in 10,000 waits, the last after %d", tries, longest)
 	}
 	// One that helps is enough to poll again.

@@ -181,7 +181,7 @@ func newStream(conn net.Conn, q *queuePair) stream {
 	if err != nil {
 		return newPlainStream(conn, q.done)
 	}
-	s := &socketStream{conn: conn, raw: raw, pair: q, linger: patience.NewSpinner(longestLinger()), crowd: patience.Processors}
+	s := &socketStream{conn: conn, raw: raw, pair: q, linger: patience.NewCostlySpinner(longestLinger()), crowd: patience.Processors}
 	_, s.tcp = conn.(*net.TCPConn)
 	s.onRead, s.onPoll, s.onPost, s.onWrite = s.readable, s.polled, s.posted, s.writable
 	s.onStir = func(fd uintptr) { s.wakeAt(fd, 1) }
