@@ -21,10 +21,10 @@ const Preempted = 300 * time.Microsecond
 const YieldEvery = 10 * time.Microsecond
 
 const (
-	// Polling stops after limit/8 without a completion. It is tried again after 8 waits, then
-	// after 16 each time, or where polls are costly, doubling up to 256. Two who wait for each
-	// other and both sleep go on so until a try of one succeeds: at 256 that took a tenth of a
-	// second (decision 0115).
+	// Polling stops after limit/8 without a completion. It is tried again after 8 waits, and
+	// then after 16 each time; where polls are costly the pause doubles up to 256. Two who wait
+	// for each other and sleep do so until a try of one succeeds: a fifth of a second with 256
+	// (decision 0115).
 	spinPause, maxSpinPause, maxCostlyPause = 8, 16, 256
 
 	// After that nobody in the process polls for 1 ms: somebody had something to do, and
@@ -59,7 +59,7 @@ func NewSpinner(limit time.Duration) Spinner {
 	return Spinner{limit: limit, budget: limit, most: maxSpinPause}
 }
 
-// NewCostlySpinner is NewSpinner for polls that are system calls.
+// NewCostlySpinner is NewSpinner for polls that are system calls: it tries again less often.
 func NewCostlySpinner(limit time.Duration) Spinner {
 	return Spinner{limit: limit, budget: limit, most: maxCostlyPause}
 }
