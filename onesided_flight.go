@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/onesided"
 	"github.com/verbena-data/verbena/internal/patience"
@@ -50,8 +49,8 @@ type place struct {
 // wholeFlight is how many bytes the results of a flight need.
 const wholeFlight = 8 * MaxBatch
 
-func newFlight(e *Endpoint, spin time.Duration) *flight {
-	f := &flight{wake: make(chan struct{}, 1), spin: patience.NewSpinner(spin)}
+func newFlight(e *Endpoint, spin patience.Spinner) *flight {
+	f := &flight{wake: make(chan struct{}, 1), spin: spin}
 	f.ready = func() bool { return f.done.Load() || e.over() }
 	return f
 }

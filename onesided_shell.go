@@ -100,7 +100,7 @@ func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
 	}
 	fl.Enter()
 	if f = fl.take(); f == nil {
-		f = newFlight(s.e, s.t.Spin)
+		f = newFlight(s.e, s.w.spinner(s.t.Spin))
 	}
 	f.size = b.count
 	for i := range b.ops[:b.count] {

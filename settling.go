@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/patience"
 )
@@ -13,7 +12,7 @@ import (
 // what the buffers are used by.
 type settling struct {
 	waiters []*settler
-	spin    patience.Spinner // what the last one has learnt
+	spin    patience.Spinner // what the last one has learnt; zero: they do not poll
 }
 
 // A settler waits until a buffer is not used any more.
@@ -31,10 +30,7 @@ var settlers = sync.Pool{New: func() any {
 	return w
 }}
 
-func (s *settling) add(b *Buffer, spin time.Duration) *settler {
-	if s.spin.Limit() != spin {
-		s.spin = patience.NewSpinner(spin)
-	}
+func (s *settling) add(b *Buffer) *settler {
 	w := settlers.Get().(*settler)
 	w.buffer, w.spin = b, s.spin
 	s.waiters = append(s.waiters, w)
@@ -84,13 +80,13 @@ func (w *settler) sleep(ctx context.Context, over <-chan struct{}) {
 
 // wait waits until b is not used any more, ctx ends, or ended has an error. mu guards
 // the carrier's part, and pause waits a little.
-func (s *settling) wait(ctx context.Context, mu sync.Locker, uses func(*Buffer) bool, b *Buffer, spin time.Duration, ended func() error, pause func(*settler)) error {
+func (s *settling) wait(ctx context.Context, mu sync.Locker, uses func(*Buffer) bool, b *Buffer, ended func() error, pause func(*settler)) error {
 	mu.Lock()
 	if !uses(b) {
 		mu.Unlock()
 		return nil
 	}
-	w := s.add(b, spin)
+	w := s.add(b)
 	mu.Unlock()
 	defer func() {
 		mu.Lock()

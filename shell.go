@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
-	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -41,8 +40,9 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		}
 	}()
 	s.long.share = s.window.share
-	s.in.init(patience.NewSpinner(s.t.Spin), s.drop)
-	s.out.init(patience.NewSpinner(s.t.Spin))
+	s.in.init(s.w.spinner(s.t.Spin), s.drop)
+	s.out.init(s.w.spinner(s.t.Spin))
+	s.buffers.settling.spin = s.w.spinner(s.t.Spin)
 	if err := s.make(); err != nil {
 		return s, err
 	}

@@ -232,7 +232,7 @@ func (s *queuePair) uses(b *Buffer) bool {
 }
 
 func (s *queuePair) settle(ctx context.Context, b *Buffer) error {
-	return s.buffers.settling.wait(ctx, &s.mu, s.uses, b, s.t.Spin, s.e.Err, func(w *settler) {
+	return s.buffers.settling.wait(ctx, &s.mu, s.uses, b, s.e.Err, func(w *settler) {
 		if !s.w.drive(&w.spin, w.ready) {
 			s.w.sleep()
 			w.sleep(ctx, s.e.done)

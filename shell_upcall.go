@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link"
-	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // A caller polls for its answer for up to 5 times Spin. Where both ends have rested, the
@@ -37,7 +36,7 @@ func (s *inbound) upcalls(to sink) {
 	if to.serves() && requests > 0 {
 		raise(&s.w.patience, int64(requests))
 	}
-	s.in.spin = patience.NewSpinner(answers) // nobody receives any more
+	s.in.spin = s.w.spinner(answers) // nobody receives any more
 	s.mu.Lock()
 	s.postReleased()
 	s.upcall.sink = to

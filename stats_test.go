@@ -245,7 +245,7 @@ func TestStallsForPlaces(t *testing.T) {
 	}
 	s := a.carrier.(*shell)
 	s.mu.Lock()
-	first := newFlight(a, s.t.Spin)
+	first := newFlight(a, s.w.spinner(s.t.Spin))
 	s.flights.Wait(first)
 	s.mu.Unlock()
 	ctx, cancel := context.WithCancel(p.ctx)

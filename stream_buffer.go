@@ -139,5 +139,5 @@ func (s *stream) uses(b *Buffer) bool {
 }
 
 func (s *stream) settle(ctx context.Context, b *Buffer) error {
-	return s.settling.wait(ctx, &s.mu, s.uses, b, 0, s.e.Err, func(w *settler) { w.sleep(ctx, s.e.done) })
+	return s.settling.wait(ctx, &s.mu, s.uses, b, s.e.Err, func(w *settler) { w.sleep(ctx, s.e.done) })
 }

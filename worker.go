@@ -210,6 +210,14 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
+// spinner is for who polls the queue for at most limit.
+func (w *worker) spinner(limit time.Duration) patience.Spinner {
+	if w.lingers.costly {
+		return patience.NewCostlySpinner(limit)
+	}
+	return patience.NewSpinner(limit)
+}
+
 // lingers decide how many times a worker polls in vain before it sleeps.
 type lingers struct {
 	costly  bool // polls are
@@ -286,7 +294,7 @@ func (w *worker) serve() bool {
 		return false
 	}
 	if limit := time.Duration(w.patience.Load()); limit != w.patient.Limit() {
-		w.patient = patience.NewSpinner(limit)
+		w.patient = w.spinner(limit)
 	}
 	budget := w.patient.Next()
 	if budget <= 0 {

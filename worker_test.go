@@ -587,3 +587,22 @@ func TestPollerStopsInCrowd(t *testing.T) {
 		})
 	}
 }
+
+// Who polls in vain tries again sooner where a poll makes no system calls.
+func TestSpinnersOfAQueue(t *testing.T) {
+	tries := func(costly bool) (n int) {
+		w := worker{lingers: lingers{costly: costly}}
+		spin := w.spinner(time.Millisecond)
+		for range 10_000 {
+			d := spin.Next()
+			if d > 0 {
+				n++
+			}
+			spin.Vain(d)
+		}
+		return n
+	}
+	if cheap, costly := tries(false), tries(true); cheap < 500 || costly > 100 {
+		t.Errorf("%d tries in 10,000 waits, and %d where polls are costly", cheap, costly)
+	}
+}

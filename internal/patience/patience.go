@@ -59,7 +59,7 @@ func NewSpinner(limit time.Duration) Spinner {
 	return Spinner{limit: limit, budget: limit, most: maxSpinPause}
 }
 
-// NewCostlySpinner is NewSpinner for polls that are system calls: it tries again less often.
+// NewCostlySpinner is NewSpinner for polls that make system calls: it tries again less often.
 func NewCostlySpinner(limit time.Duration) Spinner {
 	return Spinner{limit: limit, budget: limit, most: maxCostlyPause}
 }

@@ -10,9 +10,9 @@ func TestSpinnerBacksOff(t *testing.T) {
 	t.Run("costly", func(t *testing.T) { backsOff(t, NewCostlySpinner, maxCostlyPause) })
 }
 
-func backsOff(t *testing.T, make func(time.Duration) Spinner, pause int) {
+func backsOff(t *testing.T, build func(time.Duration) Spinner, pause int) {
 	const limit = 32 * time.Microsecond
-	s := make(limit)
+	s := build(limit)
 	var spent, waits int
 	for s.budget > 0 {
 		b := s.Next()

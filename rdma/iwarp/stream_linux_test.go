@@ -449,7 +449,7 @@ func TestLooksAgainAfterReads(t *testing.T) {
 func TestLingers(t *testing.T) {
 	const most = 100 * time.Microsecond
 	now, contended := time.Second, false
-	s := socketStream{linger: patience.NewSpinner(most)}
+	s := socketStream{linger: patience.NewCostlySpinner(most)}
 	s.crowd = patience.NewCrowd(func() time.Duration { return now }, func() (time.Duration, bool) {
 		if contended {
 			return now, true // all the time
@@ -488,7 +488,7 @@ func TestLingers(t *testing.T) {
 	if n := looks(10 * time.Microsecond); n != 10 {
 		t.Errorf("%d looks behind some that were worth it", n)
 	}
-	s.linger = patience.NewSpinner(most)
+	s.linger = patience.NewCostlySpinner(most)
 	if n := looks(patience.Preempted + 1); n != 1 {
 		t.Errorf("%d looks of one that is not run", n)
 	}
@@ -496,11 +496,11 @@ func TestLingers(t *testing.T) {
 		t.Errorf("%d looks while nobody should poll", n)
 	}
 	now += 10 * time.Second
-	s.linger = patience.NewSpinner(5 * time.Millisecond)
+	s.linger = patience.NewCostlySpinner(5 * time.Millisecond)
 	if n := looks(100 * time.Microsecond); n != 50 {
 		t.Errorf("%d looks of 100us when the crowd has gone", n)
 	}
-	s.linger = patience.NewSpinner(5 * time.Millisecond)
+	s.linger = patience.NewCostlySpinner(5 * time.Millisecond)
 	contended = true
 	if n := looks(100 * time.Microsecond); n < 1 || n > 20 { // the account is looked at each millisecond
 		t.Errorf("%d looks of 100us while threads wait for processors", n)
