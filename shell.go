@@ -40,12 +40,13 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		}
 	}()
 	s.long.share = s.window.share
-	s.in.init(s.w.spinner(s.t.Spin), s.drop)
-	s.out.init(s.w.spinner(s.t.Spin))
-	s.buffers.settling.spin = s.w.spinner(s.t.Spin)
+	s.in.init(s.drop)
+	s.out.init()
 	if err := s.make(); err != nil {
 		return s, err
 	}
+	spin := s.w.spinner(s.t.Spin)
+	s.in.spin, s.out.spin, s.buffers.settling.spin = spin, spin, spin
 	s.now, s.atOnce = s.qp.(rdma.PromptQueuePair)
 	s.reads, _ = s.qp.(rdma.PassingQueuePair)
 	s.notices, _ = s.qp.(rdma.NoticingQueuePair)

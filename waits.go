@@ -24,10 +24,10 @@ type receiver struct {
 	drop    func(*Message)
 }
 
-// init makes a receiver that polls for at most limits of the spinner. drop frees a
+// init makes a receiver, which does not poll until it has a spinner. drop frees a
 // message that nobody has received.
-func (r *receiver) init(spin patience.Spinner, drop func(*Message)) {
-	r.token, r.spin, r.drop = make(chan struct{}, 1), spin, drop
+func (r *receiver) init(drop func(*Message)) {
+	r.token, r.drop = make(chan struct{}, 1), drop
 	r.ready = func() bool { return r.handed.Load() || r.readable.Load() }
 }
 
@@ -88,7 +88,7 @@ type sender struct {
 	waiting bool // for a token
 }
 
-func (d *sender) init(spin patience.Spinner) { d.token, d.spin = make(chan struct{}, 1), spin }
+func (d *sender) init() { d.token = make(chan struct{}, 1) }
 
 // tell lets a Send that waits look whether it may go on. The shell's mu is held.
 func (d *sender) tell() {

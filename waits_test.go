@@ -3,8 +3,6 @@ package verbena
 import (
 	"context"
 	"testing"
-
-	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // A receiver that sleeps wakes up for a message that is handed over, for one in the
@@ -18,7 +16,7 @@ func TestReceiverWakesUp(t *testing.T) {
 	} {
 		for _, before := range []bool{false, true} { // the event comes before it sleeps
 			var r receiver
-			r.init(patience.NewSpinner(0), nil)
+			r.init(nil)
 			r.handing, r.asleep = true, true
 			if before {
 				event(&r)
@@ -36,7 +34,7 @@ func TestReceiverWakesUp(t *testing.T) {
 // A message is handed over once, and only while somebody waits for one.
 func TestReceiverIsHandedOne(t *testing.T) {
 	var r receiver
-	r.init(patience.NewSpinner(0), nil)
+	r.init(nil)
 	m := &Message{}
 	r.handing = true
 	r.give(m)
@@ -51,7 +49,7 @@ func TestReceiverIsHandedOne(t *testing.T) {
 // A sender that waits is told, and one that does not is left alone.
 func TestSenderIsTold(t *testing.T) {
 	var d sender
-	d.init(patience.NewSpinner(0))
+	d.init()
 	if d.tell(); d.writable.Load() || len(d.token) > 0 {
 		t.Error("told although nobody waits")
 	}
