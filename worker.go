@@ -210,7 +210,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// spinner is for who polls the queue for at most limit.
+// spinner returns one for who polls the queue for at most limit.
 func (w *worker) spinner(limit time.Duration) patience.Spinner {
 	if w.lingers.costly {
 		return patience.NewCostlySpinner(limit)

@@ -61,7 +61,9 @@ func NewSpinner(limit time.Duration) Spinner {
 
 // NewCostlySpinner is NewSpinner for polls that make system calls: it tries again less often.
 func NewCostlySpinner(limit time.Duration) Spinner {
-	return Spinner{limit: limit, budget: limit, most: maxCostlyPause}
+	s := NewSpinner(limit)
+	s.most = maxCostlyPause
+	return s
 }
 
 // Limit is the longest poll.
